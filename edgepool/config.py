@@ -77,6 +77,8 @@ class IndexConfig:
 class ModelConfig:
     """A decoder-only transformer: RMSNorm, RoPE, grouped-query attention, SwiGLU.
 
+    `rope_layers` says per layer whether queries and keys are rotated (all by default; SmolLM3 leaves
+    every fourth layer without position). A reader follows its donor, whose keys it scores.
     `kv_dtype` is the storage of KV pages and pooled index: `fp16` means unquantised, in the float
     type of the exported graph; `int8` one FP32 scale per vector.
     """
@@ -92,6 +94,7 @@ class ModelConfig:
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10000.0
     rope_scaling: Optional[RopeScaling] = None
+    rope_layers: Tuple[bool, ...] = ()
     tie_embeddings: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
@@ -113,6 +116,8 @@ class ModelConfig:
         every = tuple(range(self.num_layers)) if isinstance(self.num_layers, int) else ()
         if not self.layer_types:
             object.__setattr__(self, "layer_types", ("full",) * len(every))
+        if not self.rope_layers:
+            object.__setattr__(self, "rope_layers", (True,) * len(every))
         if not self.kv_donor:
             object.__setattr__(self, "kv_donor", every)
         if not self.index.share:
@@ -310,12 +315,16 @@ def _validate_layers(c: ModelConfig) -> None:
             raise BadInput(
                 "config.layer_types: unknown kind %r%s" % (kind, suggest(str(kind), LAYER_TYPES))
             )
+    _need(len(c.rope_layers) == c.num_layers, "rope_layers", c, "one entry per layer")
+    _need(all(isinstance(r, bool) for r in c.rope_layers), "rope_layers", c, "true or false per layer")
     _need(len(c.kv_donor) == c.num_layers, "kv_donor", c, "one entry per layer")
     for i, donor in enumerate(c.kv_donor):
         ok = _is_int(donor) and 0 <= donor <= i and c.kv_donor[donor] == donor
         _need(ok, "kv_donor", c, "an earlier layer that owns its KV, or the layer itself")
         same = c.layer_types[donor] == c.layer_types[i]
         _need(same, "kv_donor", c, "a layer of the same attention type (layer %d)" % i)
+        same = c.rope_layers[donor] == c.rope_layers[i]
+        _need(same, "rope_layers", c, "equal for a reader and its donor (layer %d)" % i)
 
 
 def _validate_index(c: ModelConfig) -> None:
