@@ -1,0 +1,1 @@
+"""The `edgepool` command: parses, calls one library function, prints."""

@@ -1,0 +1,162 @@
+"""The `edgepool` command: registers the sub-commands and turns every failure into one line.
+
+To add a command `NAME`: write `edgepool/cli/NAME_command.py` with one function named `command`, and
+put NAME in COMMANDS. All command modules are imported at every start, `edgepool --help` included, so:
+
+* at the top of the module import only the standard library, `typer`, `edgepool.cli.console`,
+  `edgepool.config` and `edgepool.errors`; import the stage that does the work inside the function
+  (a test forbids torch, numpy, onnx and rich in `edgepool --help`);
+* declare options by default value, `budget: int = typer.Option(1024, help="...")`: typer evaluates
+  annotations, and Python 3.8 has no `typing.Annotated`, `list[str]` or `str | None` (write
+  `Optional[Path]`, `List[str]`);
+* the docstring is the help text: what it does, then `Examples:` under a line holding only `\\b`,
+  which makes typer keep the line breaks (as below);
+* print results on stdout, everything else (progress, notes) on stderr, with `edgepool.cli.console`;
+* raise `edgepool.errors.BadInput`, `GateFailed` or `MissingRequirement`; never exit by hand.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import importlib.util
+import os
+import sys
+from typing import Optional, Sequence
+
+import typer
+
+from .. import __version__
+from ..errors import BadInput, EdgepoolError, MissingRequirement
+from . import console
+
+# In the order of the pipeline, which is the order of `edgepool --help`.
+COMMANDS = ("import", "init", "export", "verify", "inspect", "targets", "run")
+
+# What `pip install` must be told when one of these modules is missing.
+EXTRA_OF_MODULE = {
+    "torch": "export",
+    "onnx": "export",
+    "onnx_ir": "export",
+    "onnxscript": "export",
+    "safetensors": "export",
+    "gguf": "export",
+    "polygraphy": "export",
+    "tensorrt": "tensorrt",
+    "tensorrt_rtx_bindings": "rtx",
+}
+
+# typer 0.21 and later carries its own copy of click: these are the same classes by either name.
+UsageError = typer.BadParameter.__bases__[0]
+ClickException = UsageError.__bases__[0]
+
+app = typer.Typer(
+    name="edgepool",
+    rich_markup_mode=None,  # rich costs 0.2 s at every start; plain help reads as well
+    pretty_exceptions_enable=False,
+    epilog="Exit codes: 0 done, 1 a check failed, 2 bad input, 3 this machine lacks something.",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo("edgepool %s" % __version__)
+        raise typer.Exit()
+
+
+@app.callback()
+def edgepool(
+    version: bool = typer.Option(
+        False,
+        "--version",
+        callback=_print_version,
+        is_eager=True,
+        help="Print the version and exit.",
+    ),
+) -> None:
+    """Take a long-context language model from PyTorch to ONNX Runtime and TensorRT.
+
+    \b
+    Examples:
+      edgepool import SmolLM2-135M-Instruct.gguf -o model.pt
+      edgepool export model.pt
+      edgepool run --prompt "The capital of France is"
+    """
+
+
+for _name in COMMANDS:
+    if importlib.util.find_spec("edgepool.cli.%s_command" % _name):
+        _module = importlib.import_module("edgepool.cli.%s_command" % _name)
+        app.command(_name)(_module.command)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the command line `argv` (the process's own by default) and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    try:
+        code = app(arguments, prog_name="edgepool", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except EdgepoolError as failure:
+        return _fail(failure)
+    except ClickException as failure:
+        return _fail(BadInput(_usage_message(failure)))
+    except (KeyboardInterrupt, typer.Abort):
+        return _interrupted()
+    except ModuleNotFoundError as failure:
+        return _fail(_missing_module(failure))
+    except BrokenPipeError:
+        return _reader_left()
+    except OSError as failure:
+        return _fail(_operating_system_error(failure))
+    except MemoryError:
+        return _fail(
+            MissingRequirement("out of memory: close other programs or take a smaller model")
+        )
+
+
+def _fail(failure: EdgepoolError) -> int:
+    console.error(str(failure))
+    return failure.exit_code
+
+
+def _usage_message(failure: ClickException) -> str:
+    message = " ".join(failure.format_message().split()).rstrip(".")
+    context = getattr(failure, "ctx", None)
+    command = context.command_path if context is not None else "edgepool"
+    return "%s (see '%s --help')" % (message[:1].lower() + message[1:], command)
+
+
+def _interrupted() -> int:
+    console.note("interrupted")
+    return 128 + 2  # what a shell reports for SIGINT
+
+
+def _reader_left() -> int:
+    """`edgepool targets | head -1`: stop quietly, and keep the exit of Python from flushing again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
+
+
+def _missing_module(failure: ModuleNotFoundError) -> EdgepoolError:
+    module = (failure.name or "").split(".")[0]
+    if module not in EXTRA_OF_MODULE:
+        raise failure
+    return MissingRequirement(
+        "the Python package '%s' is not installed: pip install 'edgepool[%s]'"
+        % (module, EXTRA_OF_MODULE[module])
+    )
+
+
+def _operating_system_error(failure: OSError) -> EdgepoolError:
+    """A full disk, a missing or forbidden path; anything else is a fault of ours and is raised."""
+    where = "%s: " % failure.filename if failure.filename is not None else ""
+    if failure.errno in (errno.ENOSPC, errno.EDQUOT):
+        return MissingRequirement(
+            "%sno space left on the disk: free some, or write elsewhere" % where
+        )
+    if failure.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return BadInput("%spermission denied: choose a path that you may use" % where)
+    if not where or failure.strerror is None:
+        raise failure
+    return BadInput(where + failure.strerror[:1].lower() + failure.strerror[1:])
