@@ -1,0 +1,180 @@
+"""SharedKVAttention: write the new keys and values into their pages, then attend.
+
+The cache update and the attention are one operator, as they are one kernel. `attend` is the
+attention alone, for layers that read another layer's pages (SharedKVRead).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .paging import allocated, local_start, physical_pages
+from .quantization import computed, dequantize, quantize
+
+
+@torch.library.custom_op("edgepool::shared_kv_attention", mutates_args=())
+def shared_kv_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    k_scale: Tensor,
+    v_scale: Tensor,
+    page_table: Tensor,
+    past_len: Tensor,
+    new_len: Tensor,
+    selected: Tensor,
+    window: int,
+    sinks: int,
+    block_tokens: int,
+    scale: float,
+    select: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Attention of the new tokens; return (out, k_pool', v_pool', k_scale', v_scale').
+
+    q             T [B, S, H, D]      queries; rows at or after new_len are padding, out is 0 there
+    k, v          T [B, S, Hkv, D]    new keys and values
+    k_pool, v_pool    T or int8 [NP, Hkv, T, D]     the pages of all sequences
+    k_scale, v_scale  float32 [NP, Hkv, T]          scales of int8 pages; otherwise [1]
+    page_table    int32 [B, MP], past_len int32 [B], new_len int32 [B]
+    selected      int32 [B, S, Hs, K]     block numbers, ascending, -1 padded; Hs is Hkv or 1.
+                  select = 0: int32 [1], -1
+
+    Query t attends to the allocated tokens at or before t that are in
+      select = 1: [0, sinks), the selected blocks of block_tokens tokens, and [local_start(t), t];
+      select = 0: everything, or, with window > 0, [0, sinks) and (t - window, t].
+    A query that sees nothing gives 0. Computed in float32 (float64 for float64 oracles).
+    """
+    k_out, k_scale_out = _write(k, k_pool, k_scale, page_table, past_len, new_len)
+    v_out, v_scale_out = _write(v, v_pool, v_scale, page_table, past_len, new_len)
+    out = attend(
+        q, k_out, v_out, k_scale_out, v_scale_out, page_table, past_len, new_len, selected,
+        window, sinks, block_tokens, scale, select,
+    )  # fmt: skip
+    return out, k_out, v_out, k_scale_out, v_scale_out
+
+
+def _write(
+    x: Tensor,
+    pool: Tensor,
+    scale: Tensor,
+    page_table: Tensor,
+    past_len: Tensor,
+    new_len: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The pool and scales with the first new_len rows of x [B, S, Hkv, D] written."""
+    pool, scale = pool.clone(), scale.clone()
+    page_size = pool.shape[2]
+    for b in range(x.shape[0]):
+        new = int(new_len[b])
+        position = int(past_len[b]) + torch.arange(new, device=x.device)
+        page = physical_pages(page_table[b], position // page_size)
+        written = page != 0
+        page, slot, rows = (
+            page[written],
+            (position % page_size)[written],
+            x[b, :new][written],
+        )
+        if pool.dtype == torch.int8:
+            pool[page, :, slot], scale[page, :, slot] = quantize(rows)
+        else:
+            pool[page, :, slot] = rows.to(pool.dtype)
+    return pool, scale
+
+
+def attend(
+    q: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    k_scale: Tensor,
+    v_scale: Tensor,
+    page_table: Tensor,
+    past_len: Tensor,
+    new_len: Tensor,
+    selected: Tensor,
+    window: int,
+    sinks: int,
+    block_tokens: int,
+    scale: float,
+    select: int,
+) -> Tensor:
+    """Attention over pages that hold the new tokens already: T [B, S, H, D]."""
+    heads, dim = q.shape[2:]
+    kv_heads, page_size = k_pool.shape[1:3]
+    dtype = computed(k_pool.dtype, q.dtype)
+    out = torch.zeros_like(q)
+    for b in range(q.shape[0]):
+        past, new = int(past_len[b]), int(new_len[b])
+        table = page_table[b, : -(-(past + new) // page_size)]  # the pages in use
+        position = past + torch.arange(new, device=q.device)
+        chosen = selected[b, :new] if select else None
+        seen = _visible(table, position, chosen, page_size, window, sinks, block_tokens)
+        seen = seen.transpose(0, 1)[:, None]  # [Hkv or 1, 1, new, N]
+        keys = _logical(k_pool, k_scale, table, dtype)  # [Hkv, N, D]
+        values = _logical(v_pool, v_scale, table, dtype)
+        values.masked_fill_(
+            ~seen.flatten(0, 2).any(0)[:, None], 0
+        )  # unseen NaNs have no effect
+
+        query = (q[b, :new].to(dtype) * scale).unflatten(
+            1, (kv_heads, -1)
+        )  # [new, Hkv, G, D]
+        query = query.permute(1, 2, 0, 3).reshape(kv_heads, -1, dim)
+        affinity = (query @ keys.mT).unflatten(
+            1, (heads // kv_heads, new)
+        )  # [Hkv, G, new, N]
+        weight = torch.softmax(affinity.masked_fill_(~seen, -torch.inf), -1)
+        mixed = (weight.flatten(1, 2) @ values).unflatten(1, (heads // kv_heads, new))
+        mixed = mixed.masked_fill(
+            ~seen.any(-1, keepdim=True), 0
+        )  # sees nothing: softmax is NaN
+        out[b, :new] = mixed.permute(2, 0, 1, 3).reshape(new, heads, dim).to(q.dtype)
+    return out
+
+
+def _visible(
+    table: Tensor,
+    position: Tensor,
+    selected: Tensor | None,
+    page_size: int,
+    window: int,
+    sinks: int,
+    block_tokens: int,
+) -> Tensor:
+    """Which of a sequence's N = MP * T tokens each query sees: bool [S, Hs or 1, N].
+
+    selected: [S, Hs, K], or None for the rules of select = 0.
+    """
+    token = torch.arange(table.shape[0] * page_size, device=table.device)
+    t = position[:, None, None]
+    if selected is None:
+        seen = (
+            (token < sinks) | (token > t - window)
+            if window
+            else torch.ones_like(token) > 0
+        )
+    else:
+        blocks = table.shape[0] * (page_size // block_tokens)
+        number = selected.long()
+        number = torch.where((number < 0) | (number >= blocks), blocks, number)
+        chosen = torch.zeros(
+            *selected.shape[:2], blocks + 1, dtype=torch.bool, device=table.device
+        )
+        chosen = chosen.scatter_(-1, number, True)[..., :blocks]
+        seen = chosen.repeat_interleave(block_tokens, -1)
+        seen = seen | (token < sinks) | (token >= local_start(t, window, block_tokens))
+    return seen & (token <= t) & allocated(table, page_size)
+
+
+def _logical(pool: Tensor, scale: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
+    """Pages of one sequence in logical order, dequantised: [Hkv, MP * T, D]."""
+    pages = table.long()
+    chosen = scale[pages] if pool.dtype == torch.int8 else scale
+    return dequantize(pool[pages], chosen, dtype).transpose(0, 1).flatten(1, 2)
+
+
+@shared_kv_attention.register_fake
+def _(q, k, v, k_pool, v_pool, k_scale, v_scale, *_):  # type: ignore[no-untyped-def]
+    return tuple(torch.empty_like(x) for x in (q, k_pool, v_pool, k_scale, v_scale))

@@ -1,0 +1,41 @@
+"""SharedKVRead: the attention of a layer that owns no keys and values and reads its donor's pages."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .shared_kv_attention import attend
+
+
+@torch.library.custom_op("edgepool::shared_kv_read", mutates_args=())
+def shared_kv_read(
+    q: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    k_scale: Tensor,
+    v_scale: Tensor,
+    page_table: Tensor,
+    past_len: Tensor,
+    new_len: Tensor,
+    selected: Tensor,
+    window: int,
+    sinks: int,
+    block_tokens: int,
+    scale: float,
+    select: int,
+) -> Tensor:
+    """SharedKVAttention without the write: out, T [B, S, H, D].
+
+    The pools and scales are the donor layer's outputs of this step, so that they hold the new tokens.
+    Everything else is as in SharedKVAttention.
+    """
+    return attend(
+        q, k_pool, v_pool, k_scale, v_scale, page_table, past_len, new_len, selected,
+        window, sinks, block_tokens, scale, select,
+    )  # fmt: skip
+
+
+@shared_kv_read.register_fake
+def _(q, *_):  # type: ignore[no-untyped-def]
+    return torch.empty_like(q)
