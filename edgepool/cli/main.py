@@ -21,6 +21,7 @@ import errno
 import importlib
 import importlib.util
 import os
+import signal
 import sys
 from typing import Optional, Sequence
 
@@ -102,7 +103,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     except ClickException as failure:
         return _fail(BadInput(_usage_message(failure)))
     except (KeyboardInterrupt, typer.Abort):
-        return _interrupted()
+        return 128 + signal.SIGINT  # what a shell reports for Ctrl-C
     except ModuleNotFoundError as failure:
         return _fail(_missing_module(failure))
     except BrokenPipeError:
@@ -125,11 +126,6 @@ def _usage_message(failure: ClickException) -> str:
     context = getattr(failure, "ctx", None)
     command = context.command_path if context is not None else "edgepool"
     return "%s (see '%s --help')" % (message[:1].lower() + message[1:], command)
-
-
-def _interrupted() -> int:
-    console.note("interrupted")
-    return 128 + 2  # what a shell reports for SIGINT
 
 
 def _reader_left() -> int:
