@@ -1,0 +1,102 @@
+"""What `edgepool run` runs: a bundle (ONNX Runtime) or a `model.pt` (PyTorch), by its path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable, Dict, List, Optional
+
+from ..bundle import Bundle
+from ..config import ModelConfig
+from ..errors import BadInput
+from . import chat
+from .session import Session
+from .tokenizer import Tokenizer
+
+
+@dataclass
+class Source:
+    """A model that is ready to be run.
+
+    open_session(capacity) loads it for one sequence of that many tokens.
+    """
+
+    config: ModelConfig
+    tokenizer: Tokenizer
+    open_session: Callable[[int], Session]
+
+    def encode(self, prompt: str) -> List[int]:
+        return self.tokenizer.encode(prompt)
+
+    def encode_chat(self, messages: List[Dict[str, str]]) -> List[int]:
+        """Token ids of a conversation, laid out by the model's chat template."""
+        c = self.config
+        if c.chat_template is None:
+            raise BadInput("the model has no chat template: run it without --chat")
+        text = chat.render(
+            c.chat_template,
+            messages,
+            bos_token=self.tokenizer.token(c.bos_token_id),
+            eos_token=self.tokenizer.token(c.eos_token_ids[0] if c.eos_token_ids else None),
+        )
+        return self.tokenizer.encode(text, special_tokens=False)  # the template wrote them
+
+
+def open_source(
+    path: Path, backend: Optional[str] = None, threads: int = 0, device: str = "cpu"
+) -> Source:
+    """Open a bundle folder or a `model.pt`; nothing heavy is loaded before `open_session`.
+
+    backend  `ort`, `torch`, or None for what the path calls for. With `torch`, a bundle stands for
+             the `model.pt` beside it that it was exported from.
+    Raises BadInput for a path that is neither, and for a bundle whose files are not those that were
+    exported (every run reads them through once: sha256 costs about as much as reading).
+    """
+    if path.is_dir():
+        bundle = Bundle.open(path)
+        if backend != "torch":
+            return _bundle_source(bundle, threads, device)
+        exported_from = bundle.path.parent / "model.pt"
+        if not exported_from.exists():
+            raise BadInput(
+                "%s: PyTorch needs the model.pt that it was exported from: name that file instead"
+                % bundle.path
+            )
+        return _checkpoint_source(exported_from, threads, bundle.manifest["source_digest"])
+    if not path.exists():
+        raise BadInput("%s: not found: export a model with `edgepool export model.pt`" % path)
+    if backend == "ort":
+        raise BadInput("%s: ONNX Runtime runs bundles: `edgepool export %s` first" % (path, path))
+    return _checkpoint_source(path, threads)
+
+
+def _bundle_source(bundle: Bundle, threads: int, device: str) -> Source:
+    from . import ort_session
+
+    bundle.verify()
+    if bundle.tokenizer_path is None:
+        raise BadInput("%s: it has no tokenizer.json: export with one" % bundle.path)
+    text = bundle.tokenizer_path.read_text(encoding="utf-8")
+    return Source(
+        bundle.config,
+        Tokenizer(text, bundle.config, str(bundle.tokenizer_path)),
+        lambda capacity: ort_session.open_session(
+            bundle.model_path, bundle.config, capacity=capacity, threads=threads, device=device
+        ),
+    )
+
+
+def _checkpoint_source(path: Path, threads: int, digest: Optional[str] = None) -> Source:
+    from ..checkpoint import load
+    from . import torch_session
+
+    checkpoint = load(path)
+    if digest is not None and checkpoint.source != digest:
+        raise BadInput("%s: not the model that the bundle was exported from" % path)
+    if checkpoint.tokenizer is None:
+        raise BadInput("%s: it has no tokenizer: import the model with one" % path)
+    return Source(
+        checkpoint.config,
+        Tokenizer(checkpoint.tokenizer, checkpoint.config, str(path)),
+        lambda capacity: torch_session.open_session(checkpoint, capacity=capacity, threads=threads),
+    )

@@ -1,0 +1,59 @@
+"""A session on PyTorch: the reference model, eager. The only runtime module that needs torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Optional
+
+import numpy as np
+
+from .session import Session, physical_pages
+
+if TYPE_CHECKING:
+    from ..checkpoint import Checkpoint
+
+
+def open_session(
+    checkpoint: Checkpoint,
+    batch: int = 1,
+    capacity: Optional[int] = None,
+    chunk: int = 256,
+    threads: int = 0,
+) -> Session:
+    """A session over the weights of a `model.pt`, computed in FP32.
+
+    capacity and chunk as in `ort_session.open_session`; threads 0: as torch chooses.
+    """
+    import torch
+
+    if threads:
+        torch.set_num_threads(threads)
+    config = checkpoint.config
+    capacity = config.max_context if capacity is None else capacity
+    pages = physical_pages(config, batch, capacity)
+    return Session(config, TorchBackend(checkpoint, batch, pages), batch, capacity, chunk)
+
+
+class TorchBackend:
+    """Runs steps of the reference model (`session.Backend`); every step copies the state."""
+
+    def __init__(self, checkpoint: Checkpoint, batch: int, pages: int) -> None:
+        from ..model import Model, new_state
+
+        self._model = Model.from_checkpoint(checkpoint)
+        self.state = new_state(checkpoint.config, batch, pages)
+        self.cache_bytes = sum(t.numel() * t.element_size() for t in self.state)
+
+    def step(
+        self,
+        input_ids: np.ndarray,
+        page_table: np.ndarray,
+        past_len: np.ndarray,
+        new_len: np.ndarray,
+        logit_rows: np.ndarray,
+    ) -> np.ndarray:
+        import torch
+
+        arrays = (input_ids, page_table, past_len, new_len, logit_rows)
+        with torch.inference_mode():
+            logits, *self.state = self._model(*map(torch.from_numpy, arrays), *self.state)
+        return logits.numpy()
