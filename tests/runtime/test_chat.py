@@ -59,9 +59,15 @@ def test_gives_the_text_of_transformers(
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "stopped"),
+        (
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            "stopped",
+        ),
         ("{{ 7 ** (7 ** 9) % 10 }}", "stopped"),
-        ("{% for i in range(99999) %}{{ 'x' * 999 }}{% endfor %}", "longer than 4194304 characters"),
+        (
+            "{% for i in range(99999) %}{{ 'x' * 999 }}{% endfor %}",
+            "longer than 4194304 characters",
+        ),
         ("{{ 'x' * 9999999 }}", "longer than 4194304 characters"),
         ("{% set x = 'x' * 10 ** 10 %}", "more than 1024 MiB of memory"),
         ("{% for i in range(10 ** 9) %}{% endfor %}", "Range too big"),
