@@ -1,0 +1,326 @@
+"""The bundle: the folder that `edgepool export` delivers and every later command takes.
+
+    manifest.json        what is in it: see `MANIFEST_KEYS`
+    model.onnx           the portable graph (weights inside, or beside it in model.onnx.data)
+    tokenizer.json       as the checkpoint had it
+    reference.json       what PyTorch computed, for every later gate to compare with
+    variants/TARGET/     the same graph lowered for one target
+
+A bundle may come from anywhere: nothing in it is executed, and every path that it names has to stay
+inside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Dict, Iterator, Optional, Union
+
+from .config import ModelConfig
+from .errors import BadInput
+from .onnxfile import external_locations
+
+FORMAT, VERSION = "edgepool-bundle", 1
+DEFAULT = "edgepool-bundle"
+MANIFEST = "manifest.json"
+LARGEST_MANIFEST = 64 << 20
+
+# key: what it holds
+MANIFEST_KEYS = {
+    "format": "edgepool-bundle",
+    "version": "of the format",
+    "edgepool": "version of edgepool that wrote it",
+    "config": "the model's configuration (ModelConfig)",
+    "source_digest": "sha256 of the model.pt it was exported from",
+    "opset": "ONNX opset of model.onnx",
+    "dtype": "fp32 or fp16: the graph's own float type",
+    "functions": "form of the function bodies in model.onnx",
+    "files": "path: {sha256, bytes} of every file but the manifest",
+    "variants": "target: {model, opset, ir_version, lowering}",
+    "quantization": "null, or what `edgepool quantize` recorded",
+    "reference": "path of the reference outputs, or null",
+    "parity": "how far ONNX Runtime was from PyTorch at export, or null",
+}
+
+
+class Bundle:
+    """An opened bundle: its manifest is read and checked, its files are there.
+
+    path, manifest (a dictionary, see MANIFEST_KEYS) and config (ModelConfig) are plain attributes.
+    """
+
+    def __init__(self, path: Path, manifest: Dict[str, Any], config: ModelConfig):
+        self.path = path
+        self.manifest = manifest
+        self.config = config
+
+    @classmethod
+    def open(cls, path: Union[str, Path]) -> Bundle:
+        """Read and check a bundle; cheap, it hashes nothing (see `verify`).
+
+        Raises BadInput for a folder that is no bundle or of an unknown version, for a missing file,
+        a file of another size, and for paths that lead out of the folder.
+        """
+        path = Path(path)
+        manifest = read_manifest(path)
+        try:
+            config = ModelConfig.from_dict(manifest["config"])
+        except BadInput as error:
+            raise BadInput("%s: %s" % (path / MANIFEST, error)) from error
+        bundle = cls(path, manifest, config)
+        for name, record in _files(path, manifest).items():
+            size = bundle.file(name).stat().st_size
+            if size != record["bytes"]:
+                raise BadInput(
+                    "%s: %d bytes, the manifest says %d: copy the bundle again or export it anew"
+                    % (path / name, size, record["bytes"])
+                )
+            if name.endswith(".onnx"):
+                bundle._check_external_data(name)
+        bundle.file("model.onnx")
+        return bundle
+
+    @property
+    def model_path(self) -> Path:
+        """The portable model.onnx."""
+        return self.path / "model.onnx"
+
+    @property
+    def tokenizer_path(self) -> Optional[Path]:
+        """tokenizer.json, or None where the checkpoint had none."""
+        return self.path / "tokenizer.json" if "tokenizer.json" in self.manifest["files"] else None
+
+    def variant_path(self, target: str) -> Path:
+        """The graph lowered for `target`; raises BadInput where the bundle has none."""
+        if target not in self.manifest["variants"]:
+            there = ", ".join(self.manifest["variants"]) or "none"
+            raise BadInput(
+                "%s: no variant for %s (it has %s): export again with --target %s"
+                % (self.path, target, there, target)
+            )
+        return self.file(self.manifest["variants"][target]["model"])
+
+    def reference(self) -> Dict[str, Any]:
+        """The recorded PyTorch outputs (edgepool.exporter.reference says what they hold)."""
+        name = self.manifest["reference"]
+        if name is None:
+            raise BadInput("%s: it records no reference outputs" % self.path)
+        return _read_json(self.file(name))
+
+    def file(self, name: str) -> Path:
+        """The path of a file that the manifest lists; raises BadInput if it is not inside."""
+        if name not in self.manifest["files"]:
+            raise BadInput("%s: the manifest does not list '%s'" % (self.path, name))
+        return confined(self.path, name)
+
+    def verify(self) -> None:
+        """Compare the sha256 of every file; raises BadInput that names the first difference."""
+        for name, record in self.manifest["files"].items():
+            if sha256(self.file(name)) != record["sha256"]:
+                raise BadInput(
+                    "%s: its sha256 is not the one in the manifest: "
+                    "the file was changed or damaged; copy the bundle again or export it anew"
+                    % (self.path / name)
+                )
+
+    def _check_external_data(self, name: str) -> None:
+        folder = os.path.dirname(name)
+        for location in external_locations(str(self.file(name))):
+            confined(self.path / folder, location)
+            self.file(os.path.normpath(os.path.join(folder, location)).replace(os.sep, "/"))
+
+
+def confined(folder: Path, name: str) -> Path:
+    """folder / name, if that is an existing file inside the folder; otherwise raises BadInput."""
+    parts = Path(name).parts
+    if not parts or os.path.isabs(name) or ".." in parts or "\\" in name:
+        raise BadInput("%s: '%s' leads out of the folder" % (folder, name))
+    path = folder.joinpath(*parts)
+    inside = os.path.realpath(str(folder)) + os.sep
+    if not os.path.realpath(str(path)).startswith(inside):
+        raise BadInput("%s: '%s' is a link out of the folder" % (folder, name))
+    if not path.is_file():
+        raise BadInput("%s: the file is missing: copy the bundle again or export it anew" % path)
+    return path
+
+
+def read_manifest(path: Path) -> Dict[str, Any]:
+    """The manifest of a bundle, its format and version checked; raises BadInput."""
+    if not path.exists():
+        raise BadInput("%s: no such bundle: `edgepool export model.pt` makes one" % path)
+    if not path.is_dir():
+        raise BadInput("%s: a bundle is a folder, and this is not one" % path)
+    file = path / MANIFEST
+    if not file.is_file():
+        raise BadInput("%s: not a bundle: it has no %s" % (path, MANIFEST))
+    manifest = _read_json(file)
+    if manifest.get("format") != FORMAT:
+        raise BadInput("%s: not a bundle's manifest" % file)
+    if manifest.get("version") != VERSION:
+        raise BadInput(
+            "%s: version %r of the format; this edgepool reads version %d"
+            % (file, manifest.get("version"), VERSION)
+        )
+    for key in MANIFEST_KEYS:
+        if key not in manifest:
+            raise BadInput("%s: key '%s' is missing" % (file, key))
+    if not isinstance(manifest["variants"], dict):
+        raise BadInput("%s: 'variants' is not a table" % file)
+    return manifest
+
+
+def write_manifest(folder: Path, manifest: Dict[str, Any]) -> None:
+    """Write manifest.json, with sha256 and size of every file now in the folder."""
+    names = sorted(
+        str(path.relative_to(folder)).replace(os.sep, "/")
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != MANIFEST
+    )
+    files = {
+        name: {"sha256": sha256(folder / name), "bytes": (folder / name).stat().st_size}
+        for name in names
+    }
+    text = json.dumps({**manifest, "files": files}, indent=2, sort_keys=True, ensure_ascii=False)
+    staged_file = folder / (MANIFEST + ".tmp")
+    staged_file.write_text(text + "\n", encoding="utf-8")
+    os.replace(str(staged_file), str(folder / MANIFEST))
+
+
+def sha256(path: Path) -> str:
+    """Hex digest of a file's content."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        for chunk in iter(lambda: stream.read(1 << 22), b""):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+# ----------------------------------------------------------------------------------- staging
+
+
+@contextlib.contextmanager
+def staged(path: Union[str, Path]) -> Iterator[Path]:
+    """A new folder beside `path` that takes its place when the block ends without an error.
+
+    Until then what stands at `path` is untouched; a failed block leaves nothing behind, and what a
+    killed process left is removed by the next. Only a bundle or an empty folder is replaced.
+    Raises BadInput for a path that cannot be written, and when the disk is full.
+    """
+    path = Path(os.path.abspath(str(path)))
+    if path.is_symlink() or (path.exists() and not path.is_dir()):
+        raise BadInput("%s: it exists and is not a folder: choose another output" % path)
+    if path.is_dir() and any(path.iterdir()):
+        try:
+            read_manifest(path)
+        except BadInput as error:
+            raise BadInput(
+                "%s: the folder is not empty and not a bundle: choose another output" % path
+            ) from error
+    temporary = path.with_name(".%s.%d.tmp" % (path.name, os.getpid()))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(path)
+        temporary.mkdir()
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    try:
+        yield temporary
+        _exchange(temporary, path)
+    except OSError as error:
+        if error.errno in WRITE_ERRORS:
+            raise _cannot_write(path, error) from error
+        raise
+    finally:
+        shutil.rmtree(str(temporary), ignore_errors=True)
+
+
+WRITE_ERRORS = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+)
+
+
+def _cannot_write(path: Path, error: OSError) -> BadInput:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return BadInput("%s: no space left to write it: free some, or write elsewhere" % path)
+    return BadInput("%s: cannot be written: %s" % (path, error.strerror))
+
+
+def _exchange(new: Path, path: Path) -> None:
+    """Put `new` at `path`; what was there is then at `new`. Atomic where the kernel can."""
+    if not path.exists():
+        os.rename(str(new), str(path))
+        return
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        done = False
+    else:
+        at_cwd, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE of renameat2(2)
+        names = os.fsencode(str(new)), os.fsencode(str(path))
+        done = renameat2(at_cwd, names[0], at_cwd, names[1], exchange) == 0
+    if not done:
+        aside = new.with_name(new.name + ".old")
+        os.rename(str(path), str(aside))
+        os.rename(str(new), str(path))
+        os.rename(str(aside), str(new))
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Delete the temporary folders of exports to `path` whose process no longer runs."""
+    for folder in path.parent.glob(".%s.*.tmp" % path.name):
+        pid = folder.name[len(path.name) + 2 : -len(".tmp")]
+        if pid.isdigit() and not _runs(int(pid)):
+            shutil.rmtree(str(folder), ignore_errors=True)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return pid != os.getpid()
+
+
+# ----------------------------------------------------------------------------------- reading
+
+
+def _read_json(path: Path) -> Dict[str, Any]:
+    try:
+        if path.stat().st_size > LARGEST_MANIFEST:
+            raise BadInput("%s: too large" % path)
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput("%s: cannot be read: %s" % (path, error.strerror)) from error
+    except (ValueError, RecursionError) as error:
+        raise BadInput("%s: not JSON: the file is damaged" % path) from error
+    if not isinstance(value, dict):
+        raise BadInput("%s: not a JSON object" % path)
+    return value
+
+
+def _files(path: Path, manifest: Dict[str, Any]) -> Dict[str, Dict[str, Any]]:
+    """The manifest's `files`, every record checked."""
+    files = manifest["files"]
+    ok = isinstance(files, dict) and all(
+        isinstance(record, dict)
+        and isinstance(record.get("sha256"), str)
+        and isinstance(record.get("bytes"), int)
+        for record in files.values()
+    )
+    if not ok:
+        raise BadInput("%s: 'files' is not a table of sha256 and bytes" % (path / MANIFEST))
+    return files

@@ -1,0 +1,190 @@
+"""ONNX files as protobuf: read without the `onnx` package, and without reading their weights.
+
+A model file can be gigabytes of weights around a few hundred kilobytes of graph. `fields` walks the
+encoding (protobuf.dev/programming-guides/encoding), `skeleton` gives the graph with every large
+initialiser as a reference to its bytes in the same file, and `external_locations` lists the files
+that a model takes weights from, so that a caller can refuse one outside its folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from typing import Iterator, List, NamedTuple, Set, Tuple, Union
+
+from .errors import BadInput
+
+# Field numbers of onnx.proto, by message.
+MODEL_GRAPH = 7
+GRAPH_INITIALIZER = 5
+TENSOR_NAME, TENSOR_RAW_DATA, TENSOR_EXTERNAL_DATA, TENSOR_DATA_LOCATION = 8, 9, 13, 14
+ENTRY_KEY, ENTRY_VALUE = 1, 2
+
+# Where messages hold messages that can hold tensors: message -> field -> message.
+_HOLDS_TENSORS = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "training": {1: "graph", 2: "graph"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "function": {7: "node", 11: "attribute"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+}
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+Buffer = Union[bytes, mmap.mmap]
+
+
+class Malformed(ValueError):
+    """The bytes are no protobuf message."""
+
+
+class Field(NamedTuple):
+    """One field of a message: [start, end) is all of it, [body, end) its content (`BYTES` only)."""
+
+    number: int
+    kind: int
+    start: int
+    body: int
+    end: int
+
+
+def varint(value: int) -> bytes:
+    """A non-negative integer in base 128, low group first."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def header(number: int, length: int) -> bytes:
+    """What precedes `length` bytes of content in field `number`."""
+    return varint(number << 3 | BYTES) + varint(length)
+
+
+def fields(data: Buffer, start: int, end: int) -> Iterator[Field]:
+    """The fields of the message in data[start:end]; raises Malformed where it is no protobuf."""
+    position = start
+    while position < end:
+        first = position
+        tag, position = _read_varint(data, position, end)
+        kind, body = tag & 7, position
+        if kind == VARINT:
+            _, position = _read_varint(data, position, end)
+        elif kind == BYTES:
+            length, body = _read_varint(data, position, end)
+            position = body + length
+        elif kind in (FIXED32, FIXED64):
+            position += 4 if kind == FIXED32 else 8
+        else:
+            raise Malformed("unknown wire type %d" % kind)
+        if position > end:
+            raise Malformed("a field is cut off")
+        yield Field(tag >> 3, kind, first, body, position)
+
+
+def _read_varint(data: Buffer, position: int, end: int) -> Tuple[int, int]:
+    value, shift = 0, 0
+    while position < end and shift < 70:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+    raise Malformed("a field is cut off")
+
+
+def external_locations(path: str) -> Set[str]:
+    """Every external-data location that the tensors of a model name, as written there."""
+    found: Set[str] = set()
+    with _mapped(path) as data:
+        pending: List[Tuple[str, int, int]] = [("model", 0, len(data))]
+        while pending:
+            message, start, end = pending.pop()
+            if message == "tensor":
+                found.update(_location(data, start, end))
+                continue
+            holds = _HOLDS_TENSORS[message]
+            for f in fields(data, start, end):
+                if f.number in holds and f.kind == BYTES:
+                    pending.append((holds[f.number], f.body, f.end))
+    return found
+
+
+def _location(data: Buffer, start: int, end: int) -> Iterator[str]:
+    for f in fields(data, start, end):
+        if f.number == TENSOR_EXTERNAL_DATA and f.kind == BYTES:
+            entry = {e.number: bytes(data[e.body : e.end]) for e in fields(data, f.body, f.end)}
+            if entry.get(ENTRY_KEY) == b"location":
+                yield entry.get(ENTRY_VALUE, b"").decode("utf-8", "replace")
+
+
+def skeleton(path: str, larger_than: int = 1024) -> bytes:
+    """The serialised model with initialisers of more bytes as external data in the file itself.
+
+    The result has to be loaded with `path`'s folder as the base of its external data.
+    """
+    location = os.path.basename(path)
+    with _mapped(path) as data:
+        out: List[bytes] = []
+        for f in fields(data, 0, len(data)):
+            if f.number == MODEL_GRAPH and f.kind == BYTES:
+                graph = b"".join(_graph_parts(data, f.body, f.end, location, larger_than))
+                out += [header(MODEL_GRAPH, len(graph)), graph]
+            else:
+                out.append(bytes(data[f.start : f.end]))
+    return b"".join(out)
+
+
+def _graph_parts(
+    data: Buffer, start: int, end: int, location: str, larger_than: int
+) -> Iterator[bytes]:
+    for f in fields(data, start, end):
+        if f.number == GRAPH_INITIALIZER and f.kind == BYTES and f.end - f.body > larger_than:
+            tensor = b"".join(_tensor_parts(data, f.body, f.end, location, larger_than))
+            yield header(GRAPH_INITIALIZER, len(tensor)) + tensor
+        else:
+            yield bytes(data[f.start : f.end])
+
+
+def _tensor_parts(
+    data: Buffer, start: int, end: int, location: str, larger_than: int
+) -> Iterator[bytes]:
+    for f in fields(data, start, end):
+        if f.number == TENSOR_RAW_DATA and f.end - f.body > larger_than:
+            yield external_reference(location, f.body, f.end - f.body)
+        else:
+            yield bytes(data[f.start : f.end])
+
+
+def external_reference(location: str, offset: int, length: int) -> bytes:
+    """The fields of a TensorProto whose data is `length` bytes at `offset` of a file."""
+    out = b""
+    for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
+        entry = b"".join(
+            header(number, len(text)) + text
+            for number, text in ((ENTRY_KEY, key.encode()), (ENTRY_VALUE, value.encode()))
+        )
+        out += header(TENSOR_EXTERNAL_DATA, len(entry)) + entry
+    return out + varint(TENSOR_DATA_LOCATION << 3 | VARINT) + varint(1)
+
+
+@contextlib.contextmanager
+def _mapped(path: str) -> Iterator[mmap.mmap]:
+    """A file's bytes, mapped read-only; BadInput for what is no file or no protobuf."""
+    try:
+        with open(path, "rb") as file:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise BadInput("%s: %s" % (path, (error.strerror or str(error)).lower())) from error
+    except ValueError as error:
+        raise BadInput("%s: the file is empty" % path) from error
+    with data:
+        try:
+            yield data
+        except Malformed as error:
+            raise BadInput("%s: not an ONNX file, or a damaged one" % path) from error
