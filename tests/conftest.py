@@ -6,8 +6,16 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import assets
+
+# `make test-full` asks for --hypothesis-profile=full.
+for profile, examples in (("quick", 6), ("full", 60)):
+    settings.register_profile(
+        profile, max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck)
+    )
+settings.load_profile("quick")
 
 # Set before any test module imports torch; nothing here may reach for a model hub.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
