@@ -364,10 +364,17 @@ def _validate_rope(s: RopeScaling) -> None:
             "config.rope_scaling.kind: %r is not implemented (there are %s)"
             % (s.kind, ", ".join(ROPE_SCALINGS))
         )
-    for name in ("factor", "original_max_context", "low_freq_factor", "high_freq_factor"):
+    positive = (
+        "factor original_max_context low_freq_factor high_freq_factor beta_fast beta_slow "
+        "attention_factor"
+    )
+    for name in positive.split():
         value = getattr(s, name)
-        if not (_is_number(value) and value > 0):
+        absent = name == "attention_factor" and value is None
+        if not (absent or (_is_number(value) and value > 0)):
             raise BadInput("config.rope_scaling.%s: %r is not a positive number" % (name, value))
+    if not isinstance(s.truncate, bool):
+        raise BadInput("config.rope_scaling.truncate: %r is not true or false" % (s.truncate,))
 
 
 def _need(ok: bool, name: str, config: ModelConfig, expected: str) -> None:

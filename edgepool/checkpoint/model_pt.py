@@ -129,11 +129,15 @@ def _read(path: Path) -> dict[str, Any]:
         raise BadInput(f"{path}: no such file")
     if path.stat().st_size == 0:
         raise BadInput(f"{path}: the file is empty")
-    if not zipfile.is_zipfile(path):
+    try:
+        names = zipfile.ZipFile(path).namelist()
+    except (zipfile.BadZipFile, *DAMAGE) as error:
         raise BadInput(
             f"{path}: not a model.pt: it is truncated or another kind of file "
             "(`edgepool import` reads GGUF and Hugging Face folders)"
-        )
+        ) from error
+    if any(name.endswith("/constants.pkl") for name in names):
+        raise BadInput(f"{path}: a TorchScript module, which is never executed")
     try:
         record = torch.load(str(path), weights_only=True, mmap=True, map_location="cpu")
     except pickle.UnpicklingError as error:

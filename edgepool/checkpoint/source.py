@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from ..config import ModelConfig, weight_shapes
+from ..errors import BadInput
 from .weights import LazyTensor, check_names, check_shape
 
 
@@ -50,7 +51,10 @@ def match_weights(
 
     Raises BadInput, in the source's names, for a missing or extra tensor or a wrong shape.
     """
-    shapes = weight_shapes(ModelConfig(**fields))
+    try:
+        shapes = weight_shapes(ModelConfig(**fields))
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from error
     check_names(path, map(names.of, shapes), found)
     for name, shape in shapes.items():
         check_shape(path, names.of(name), found[names.of(name)].shape, shape)
