@@ -10,8 +10,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .body import FLOAT16, INT64, Body
 from .paging import compute_dtype, physical_pages
+from .pieces import as_float, pages_at, scatter_index, store
 from .quantization import quantize
+from .registry import PAGING, Argument, Attribute, Operator, Site, register
 
 WEIGHTINGS = ("mean", "gate", "query")
 POST_NORMS = ("none", "l2")
@@ -63,9 +66,7 @@ def index_pool(
         fresh[:, 0] = keys[b, :new]
         if weighting != "mean":
             fresh[:, 1] = gates[b, :new]
-        tokens = torch.cat(
-            [tail[b, : past % ratio], fresh]
-        )  # the open pool and what follows
+        tokens = torch.cat([tail[b, : past % ratio], fresh])  # the open pool and what follows
         closed = tokens.shape[0] // ratio
         rest = tokens[closed * ratio :]
         tail_out[b, : rest.shape[0]] = rest
@@ -111,9 +112,7 @@ def _pool(
         weight = torch.softmax(gates + ape.to(dtype), 1)  # [P, ratio, Hs, Di]
     elif weighting == "query":
         affinity = (keys * gates[:, -1:]).sum(-1) / dim**0.5
-        weight = torch.softmax(affinity + ape[..., 0].to(dtype), 1)[
-            ..., None
-        ]  # [P, ratio, Hs, 1]
+        weight = torch.softmax(affinity + ape[..., 0].to(dtype), 1)[..., None]  # [P, ratio, Hs, 1]
     else:
         weight = keys.new_full((1, ratio, 1, 1), 1 / ratio)
     if weight_sparsity > 0:
@@ -135,3 +134,118 @@ def _(keys, gates, ape, fusion, tail, index_pool, index_scale, *_):  # type: ign
         torch.empty_like(index_pool),
         torch.empty_like(index_scale),
     )
+
+
+def _body(b: Body, site: Site, form: str) -> None:
+    """Index arithmetic is [B, n]: n the pools that may close in this step, or places in the tail."""
+    ratio, per_page, heads = site["ratio"], site["U"], site["Hs"]
+    opened = b.Mod("past_len", ratio)  # tokens in the open pool
+    total = b.unsqueeze(b.Add(opened, "new_len"), 1)
+    opened = b.unsqueeze(opened, 1)
+    fresh = b.unsqueeze("keys", 2)
+    if site["weighting"] == "mean":
+        fresh = b.Pad(fresh, [0] * 7 + [1, 0, 0])  # no gates: zeros
+    else:
+        fresh = b.Concat(fresh, b.unsqueeze("gates", 2), axis=2)
+    tokens = b.Concat("tail", fresh, axis=1)  # [B, ratio + S, 2, Hs, Di]
+    last = b.Add(b.count("keys", 1), ratio - 1)
+
+    def take(token: str) -> str:
+        """Keys and gates of tokens, counted from the first of the open pool: [B, n, 2, Hs, Di]."""
+        row = b.Where(b.Less(token, opened), token, b.Add(token, b.Sub(ratio, opened)))
+        row = b.cast(b.unsqueeze(b.Min(row, last), 2), INT64)
+        return b.GatherND(tokens, row, batch_dims=1)
+
+    pools = b.range(b.Div(last, ratio))
+    members = take(b.range(b.Mul(b.Div(last, ratio), ratio)))
+    members = b.reshape(members, 0, -1, ratio, 2, heads, site["Di"])
+    pooled = _pooled(b, site, members)  # [B, pools, Hs, Di]
+
+    number = b.Add(b.unsqueeze(b.Div("past_len", ratio), 1), pools)
+    page = pages_at(b, b.Div(number, per_page))
+    written = b.And(b.Less(pools, b.Div(total, ratio)), b.Greater(page, 0))
+    page, slot = b.Where(written, page, 0), b.Where(written, b.Mod(number, per_page), 0)
+    index = scatter_index(b, page, slot, head_axis=0, heads=heads)
+    store(
+        b,
+        "index_pool",
+        "index_scale",
+        index,
+        b.Where(b.unsqueeze(written, 2, 3), pooled, 0.0),
+        site,
+    )
+
+    place = b.Add(b.Mul(b.Div(total, ratio), ratio), b.range(ratio))
+    zero = b.constant(0, "float16" if site.activation == FLOAT16 else "float32")
+    b.Where(b.unsqueeze(b.Less(place, total), 2, 3, 4), take(place), zero, result="tail_out")
+
+
+def _pooled(b: Body, site: Site, members: str) -> str:
+    """Pooled keys, float32 [B, pools, Hs, Di], of members [B, pools, ratio, 2, Hs, Di]."""
+    ratio, dim, sparsity = site["ratio"], site["Di"], site["weight_sparsity"]
+    keys = as_float(b, b.Gather(members, 0, axis=3), site.activation)
+    if site["weighting"] == "mean":
+        weight = b.constant([[[[1 / ratio]]]], "float32")
+        pooled = b.ReduceMean(keys, [2], keepdims=0)
+    else:
+        gates = as_float(b, b.Gather(members, 1, axis=3), site.activation)
+        ape = as_float(b, "ape", site.activation)
+        if site["weighting"] == "gate":
+            logits = b.Add(gates, ape)
+        else:
+            asked = b.Mul(b.Gather(gates, [ratio - 1], axis=2), dim**-0.5)
+            affinity = b.ReduceSum(b.Mul(keys, asked), [-1], keepdims=1)
+            logits = b.Add(affinity, b.Gather(ape, [0], axis=2))
+        weight = b.Softmax(logits, axis=2)
+        if sparsity > 0:
+            weight = b.Where(b.Less(weight, sparsity), 0.0, weight)
+            weight = b.Div(weight, b.ReduceSum(weight, [2], keepdims=1))
+        pooled = b.ReduceSum(b.Mul(weight, keys), [2], keepdims=0)
+    if site["fuse"]:
+        fusion = b.transpose(as_float(b, "fusion", site.activation), 0, 2, 1)
+        pooled = b.Squeeze(b.MatMul(b.unsqueeze(pooled, 3), fusion), [3])
+    if site["post_norm"] == "l2":
+        share = b.Mul(b.ReduceMean(weight, [-1], keepdims=1), b.ReduceL2(keys, [-1], keepdims=1))
+        norm = b.Max(b.ReduceL2(pooled, [-1], keepdims=1), 1e-12)
+        pooled = b.Mul(pooled, b.Div(b.ReduceSum(share, [2], keepdims=0), norm))
+    return pooled
+
+
+register(
+    Operator(
+        name="IndexPool",
+        torch_op=index_pool,
+        text="Pool every `ratio` index keys of a sequence into one vector, as the pools close.",
+        inputs=(
+            Argument("keys", "T", ("B", "S", "Hs", "Di"), "new index keys."),
+            Argument(
+                "gates", "T", ("B", "S", "Hs", "Di"),
+                "gate logits (`gate`) or the group's mean query (`query`).", "`mean`",
+            ),
+            Argument(
+                "ape", "T", ("ratio", "Hs", "Di"), "added to the logits by place in the pool.", "`mean`"
+            ),
+            Argument("fusion", "T", ("Hs", "Di", "Di"), "applied to a pooled key.", "fuse = 0"),
+            Argument(
+                "tail", "T", ("B", "ratio", 2, "Hs", "Di"),
+                "keys and gates of the open pool, by place; the rest is zero.",
+            ),
+            Argument("index_pool", "P", ("Hs", "NP", "U", "Di"), "pooled keys, U = T / ratio a page."),
+            Argument("index_scale", "float32", ("Hs", "NP", "U"), "scales of int8.", "P = T"),
+            *PAGING,
+        ),
+        outputs=(
+            Argument("tail_out", "T", ("B", "ratio", 2, "Hs", "Di"), "the open pool after this step."),
+            Argument("index_pool_out", "P", ("Hs", "NP", "U", "Di"), "with the closed pools written."),
+            Argument("index_scale_out", "float32", ("Hs", "NP", "U"), "with their scales."),
+        ),
+        attributes=(
+            Attribute("ratio", int, "keys per pool."),
+            Attribute("weighting", str, "how keys are weighted in a pool.", WEIGHTINGS),
+            Attribute("post_norm", str, "`l2` restores the weighted mean key norm.", POST_NORMS),
+            Attribute("fuse", int, "1: multiply pooled keys by `fusion`."),
+            Attribute("weight_sparsity", float, "weights below it are zeroed; under 1 / ratio."),
+        ),
+        body=_body,
+    )
+)  # fmt: skip

@@ -9,8 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .body import FLOAT, INT8, INT32, INT64, Body
 from .paging import allocated, local_start
+from .pieces import HIDDEN, as_float, first_local_block, positions
 from .quantization import computed, dequantize
+from .registry import PAGING, Argument, Attribute, Operator, Site, register
 
 SCORINGS = ("relu", "softmax")
 
@@ -78,16 +81,12 @@ def block_scores(
         new = int(new_len[b])
         pages = page_table[b].long()
         scale = index_scale[:, pages] if index_pool.dtype == torch.int8 else index_scale
-        pools = dequantize(index_pool[:, pages], scale, dtype).flatten(
-            1, 2
-        )  # [Hs, pools, Di]
+        pools = dequantize(index_pool[:, pages], scale, dtype).flatten(1, 2)  # [Hs, pools, Di]
         query = q[b, :new].to(dtype) / dim**0.5
         affinity = torch.einsum("shqd,hpd->shqp", query, pools)
 
         position = int(past_len[b]) + torch.arange(new, device=q.device)
-        first_local = local_start(position, window, block * ratio)[:, None] // (
-            block * ratio
-        )
+        first_local = local_start(position, window, block * ratio)[:, None] // (block * ratio)
         candidate = (number < first_local) & (number * block * ratio >= sinks)
         candidate &= allocated(page_table[b], pools_per_page // block)  # [new, NB]
         outside = ~candidate[:, None]
@@ -109,9 +108,7 @@ def top_blocks(scores: Tensor, k: int) -> Tensor:
     scores = torch.nn.functional.pad(scores, (0, missing), value=-torch.inf)
     best, number = torch.sort(scores, dim=-1, descending=True, stable=True)
     none = scores.shape[-1]
-    number = (
-        number[..., :k].masked_fill(best[..., :k] == -torch.inf, none).sort(-1).values
-    )
+    number = number[..., :k].masked_fill(best[..., :k] == -torch.inf, none).sort(-1).values
     return number.masked_fill(number == none, -1).int()
 
 
@@ -119,3 +116,202 @@ def top_blocks(scores: Tensor, k: int) -> Tensor:
 def _(q, w, index_pool, index_scale, page_table, past_len, new_len, scoring, k, *_):  # type: ignore[no-untyped-def]
     batch, length, heads = q.shape[:3]
     return q.new_empty((batch, length, heads, k), dtype=torch.int32)
+
+
+FEW = 8  # queries up to which scoring in storage order and gathering blocks pays
+
+
+def _body(b: Body, site: Site, form: str) -> None:
+    if form == "mask":
+        selected = _logical(b, site)
+    elif form == "gather":
+        selected = _physical(b, b, site, single=False)
+    else:
+        # Storage order pays for few queries, unless most pages belong to others.
+        length, pages, used = b.count("q", 1), b.count("index_pool", 1), b.size("page_table", 1)
+        owned = b.scalar(b.Mul(b.size("q", 0), used))
+        mine = b.Less(pages, b.Add(b.Mul(owned, 2), 2))
+        one, few = b.branch(), b.branch()
+        some, many = few.branch(), few.branch()
+        several = few.choose(
+            few.And(mine, few.Less(length, FEW + 1)),
+            some, _physical(some, some, site, single=False),
+            many, _logical(many, site),
+        )  # fmt: skip
+        selected = b.choose(
+            b.And(mine, b.Equal(length, 1)),
+            one, _physical(one, b, site, single=True),
+            few, several,
+        )  # fmt: skip
+    b.Identity(selected, result="selected")
+
+
+def _query(b: Body, site: Site) -> str:
+    return b.Mul(as_float(b, "q", site.activation), site["Di"] ** -0.5)
+
+
+def _candidates(b: Body, site: Site, table: str, single: bool) -> str:
+    """Which blocks of `table` [B, columns] a query may choose: bool [B, S, columns * blocks]."""
+    block_tokens, per_page = site["block"] * site["ratio"], site["U"] // site["block"]
+    position, real = positions(b, "q", single)
+    local = b.Where(real, first_local_block(b, position, site["window"], block_tokens), 0)
+    number = b.range(b.Mul(b.count(table, 1), per_page))
+    candidate = b.And(
+        b.Less(number, b.unsqueeze(local, 2)),
+        b.unsqueeze(_spread(b, b.Greater(table, 0), per_page), 1),
+    )
+    sinks = site["sinks"] // block_tokens
+    return b.And(candidate, b.Less(sinks - 1, number)) if sinks else candidate
+
+
+def _spread(b: Body, pages: str, per_page: int) -> str:
+    """Values of pages [B, columns] for each of their blocks: [B, columns * per_page]."""
+    if per_page == 1:
+        return pages
+    wide = b.Expand(b.unsqueeze(pages, 2), b.shape(1, 1, per_page))
+    return b.reshape(wide, 0, -1)
+
+
+def _physical(b: Body, shared: Body, site: Site, single: bool) -> str:
+    """Score all pages in storage order: the index is read once, in place, and only the few block
+    scores are put into logical order. What no layer changes is computed in `shared`."""
+    heads, queries, dim, per_page = site["Hs"], site["Hq"], site["Di"], site["U"]
+    block = site["block"]
+    blocks = per_page // block
+    extra = -(-site["k"] // blocks)  # null pages at the end: there are always k blocks
+    table = shared.Pad("page_table", [0, 0, 0, extra])
+    candidate = _candidates(shared, site, table, single)  # [B, S, NB]
+
+    query = b.reshape(b.transpose(_query(b, site), 2, 0, 1, 3, 4), heads, -1, dim)
+    index = as_float(b, b.reshape("index_pool", heads, -1, dim), site.storage)
+    scores = b.MatMul(query, b.transpose(index, 0, 2, 1))  # [Hs, B * S * Hq, pools]
+    if site.storage == INT8:
+        scores = b.Mul(scores, b.reshape("index_scale", heads, 1, -1))
+    rows = b.Mul(b.size("q", 0), b.size("q", 1))
+    pools = b.Mul(b.size("index_pool", 1), [per_page])
+    scores = b.Reshape(scores, b.shape(heads, rows, queries, pools))
+    if site["scoring"] == "relu":
+        weight = b.reshape(
+            b.transpose(as_float(b, "w", site.activation), 2, 0, 1, 3), heads, -1, 1, queries
+        )
+        scores = b.MatMul(weight, b.Relu(scores))  # [Hs, B * S, 1, pools]
+    else:
+        hidden = b.Expand(HIDDEN, b.shape(rows, b.size("index_pool", 1), per_page))
+        bias = b.ScatterND(hidden, *_physical_bias(shared, site, table, candidate, single))
+        scores = b.Softmax(b.Add(scores, b.Reshape(bias, b.shape(1, rows, 1, pools))), axis=-1)
+        scores = b.ReduceSum(scores, [2], keepdims=1)
+    scores = b.ReduceMax(
+        b.reshape(scores, heads, 0, -1, block), [-1], keepdims=0
+    )  # [Hs, B * S, blocks]
+    scores = b.Reshape(scores, b.shape(heads, b.size("q", 0), b.size("q", 1), -1))
+    scores = b.transpose(scores, 1, 2, 0, 3)  # [B, S, Hs, blocks]
+
+    place = shared.unsqueeze(_first_blocks(shared, table, blocks), 1, 2)
+    length = 1 if single else shared.size("q", 1)
+    place = shared.Expand(place, shared.shape(1, length, heads, 1))
+    scores = b.GatherElements(scores, place, axis=3)
+    return _best(b, site, scores, candidate)
+
+
+def _first_blocks(b: Body, table: str, blocks: int) -> str:
+    """Number in storage order of each logical block: int32 [B, columns * blocks]."""
+    if blocks == 1:
+        return table
+    return b.reshape(b.Add(b.Mul(b.unsqueeze(table, 2), blocks), b.range(blocks)), 0, -1)
+
+
+def _physical_bias(
+    b: Body, site: Site, table: str, candidate: str, single: bool
+) -> tuple[str, str]:
+    """ScatterND indices [B, S, columns, 2] and updates [B, S, columns, U] that unhide candidates."""
+    blocks = site["U"] // site["block"]
+    shown = b.Where(candidate, 0.0, HIDDEN)
+    shown = b.Expand(b.unsqueeze(shown, 3), b.shape(1, 1, 1, site["block"]))
+    shown = b.Reshape(shown, b.constant([0, 0, -1, site["U"]]))
+    length = b.constant(1) if single else b.count("q", 1)
+    row = b.unsqueeze(b.Mul(b.range(b.count("past_len", 0)), length), 1)
+    if not single:
+        row = b.Add(row, b.range(length))
+    row = b.unsqueeze(row, 2)  # [B, S, 1]
+    page = b.unsqueeze(table, 1)
+    zero = b.Mul(b.Add(row, page), 0)
+    index = b.Concat(b.unsqueeze(b.Add(row, zero), 3), b.unsqueeze(b.Add(page, zero), 3), axis=3)
+    return b.cast(index, INT64), shown
+
+
+def _logical(b: Body, site: Site) -> str:
+    """Put the sequence's index into logical order first, with a block's pools apart (slot-major), so
+    that masks and maxima run over contiguous blocks."""
+    heads, dim, per_page, block = site["Hs"], site["Di"], site["U"], site["block"]
+    blocks = per_page // block
+    candidate = _candidates(b, site, "page_table", single=False)  # [B, S, NB]
+    page = b.Add(
+        b.unsqueeze("page_table", 1),
+        b.Mul(b.unsqueeze(b.range(heads), 1), b.count("index_pool", 1)),
+    )
+    row = b.Mul(b.unsqueeze(page, 3), per_page)  # [B, Hs, MP, 1]
+    row = b.reshape(
+        b.Add(row, b.Mul(b.range(blocks), block)) if blocks > 1 else row, 0, heads, 1, -1
+    )
+    row = b.Add(row, b.unsqueeze(b.range(block), 1))  # [B, Hs, block, NB]
+    index = as_float(b, b.Gather(b.reshape("index_pool", -1, dim), row), site.storage)
+    if site.storage == INT8:
+        index = b.Mul(index, b.unsqueeze(b.Gather(b.reshape("index_scale", -1), row), 4))
+    index = b.reshape(index, 0, heads, 1, -1, dim)
+    query = b.transpose(_query(b, site), 0, 2, 3, 1, 4)  # [B, Hs, Hq, S, Di]
+    scores = b.MatMul(query, b.transpose(index, 0, 1, 2, 4, 3))  # [B, Hs, Hq, S, block * NB]
+    if site["scoring"] == "relu":
+        weight = b.unsqueeze(b.transpose(as_float(b, "w", site.activation), 0, 2, 3, 1), 4)
+        scores = b.Mul(b.Relu(scores), weight)
+    else:
+        bias = b.unsqueeze(b.Where(candidate, 0.0, HIDDEN), 1, 2)  # [B, 1, 1, S, NB]
+        bias = b.Concat(*[bias] * block, axis=4) if block > 1 else bias
+        scores = b.Softmax(b.Add(scores, bias), axis=-1)
+    scores = b.ReduceSum(scores, [2], keepdims=0)  # [B, Hs, S, block * NB]
+    if block > 1:
+        scores = b.ReduceMax(b.reshape(scores, 0, 0, 0, block, -1), [3], keepdims=0)
+    padding = [0] * 7 + [site["k"]]
+    scores = b.Where(b.unsqueeze(candidate, 1), scores, float("-inf"))
+    return _best(b, site, b.transpose(b.Pad(scores, padding, float("-inf")), 0, 2, 1, 3), None)
+
+
+def _best(b: Body, site: Site, scores: str, candidate: str | None) -> str:
+    """The k best of scores [B, S, Hs, at least k], ascending, -1 padded."""
+    nothing = float(1 << 24)
+    if candidate is not None:
+        scores = b.Where(b.unsqueeze(candidate, 2), scores, float("-inf"))
+    best, number = b.TopK(scores, [site["k"]], axis=-1, sorted=0, outputs=2)
+    number = b.Where(b.Greater(best, float("-inf")), b.cast(number, FLOAT), nothing)
+    ascending, _ = b.TopK(number, [site["k"]], axis=-1, largest=0, outputs=2)
+    return b.cast(b.Where(b.Less(ascending, nothing), ascending, -1.0), INT32)
+
+
+register(
+    Operator(
+        name="IndexPoolSelect",
+        torch_op=index_pool_select,
+        text="Score the pooled index and keep each query's k best blocks.",
+        inputs=(
+            Argument("q", "T", ("B", "S", "Hs", "Hq", "Di"), "index queries."),
+            Argument("w", "T", ("B", "S", "Hs", "Hq"), "their weights.", "`softmax`"),
+            Argument("index_pool", "P", ("Hs", "NP", "U", "Di"), "pooled keys, U = T / ratio a page."),
+            Argument("index_scale", "float32", ("Hs", "NP", "U"), "scales of int8.", "P = T"),
+            *PAGING,
+        ),
+        outputs=(
+            Argument(
+                "selected", "int32", ("B", "S", "Hs", "k"),
+                "logical block numbers, ascending, -1 padded.",
+            ),
+        ),
+        attributes=(
+            Attribute("scoring", str, "how a pool is scored.", SCORINGS),
+            Attribute("k", int, "blocks to select."),
+            Attribute("block", int, "pools in a block."),
+            Attribute("ratio", int, "keys in a pool."),
+            Attribute("window", int, "tokens that are attended anyway, at the end."),
+            Attribute("sinks", int, "tokens that are attended anyway, at the start."),
+        ),
+        body=_body,
+    )
+)  # fmt: skip

@@ -9,8 +9,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .attention_body import attention
+from .body import Body
 from .paging import allocated, local_start, physical_pages
+from .pieces import as_float, pages_at, positions, scatter_index, store
 from .quantization import computed, dequantize, quantize
+from .registry import PAGING, Argument, Attribute, Operator, Site, register
 
 
 @torch.library.custom_op("edgepool::shared_kv_attention", mutates_args=())
@@ -114,22 +118,14 @@ def attend(
         seen = seen.transpose(0, 1)[:, None]  # [Hkv or 1, 1, new, N]
         keys = _logical(k_pool, k_scale, table, dtype)  # [Hkv, N, D]
         values = _logical(v_pool, v_scale, table, dtype)
-        values.masked_fill_(
-            ~seen.flatten(0, 2).any(0)[:, None], 0
-        )  # unseen NaNs have no effect
+        values.masked_fill_(~seen.flatten(0, 2).any(0)[:, None], 0)  # unseen NaNs have no effect
 
-        query = (q[b, :new].to(dtype) * scale).unflatten(
-            1, (kv_heads, -1)
-        )  # [new, Hkv, G, D]
+        query = (q[b, :new].to(dtype) * scale).unflatten(1, (kv_heads, -1))  # [new, Hkv, G, D]
         query = query.permute(1, 2, 0, 3).reshape(kv_heads, -1, dim)
-        affinity = (query @ keys.mT).unflatten(
-            1, (heads // kv_heads, new)
-        )  # [Hkv, G, new, N]
+        affinity = (query @ keys.mT).unflatten(1, (heads // kv_heads, new))  # [Hkv, G, new, N]
         weight = torch.softmax(affinity.masked_fill_(~seen, -torch.inf), -1)
         mixed = (weight.flatten(1, 2) @ values).unflatten(1, (heads // kv_heads, new))
-        mixed = mixed.masked_fill(
-            ~seen.any(-1, keepdim=True), 0
-        )  # sees nothing: softmax is NaN
+        mixed = mixed.masked_fill(~seen.any(-1, keepdim=True), 0)  # sees nothing: softmax is NaN
         out[b, :new] = mixed.permute(2, 0, 1, 3).reshape(new, heads, dim).to(q.dtype)
     return out
 
@@ -150,18 +146,12 @@ def _visible(
     token = torch.arange(table.shape[0] * page_size, device=table.device)
     t = position[:, None, None]
     if selected is None:
-        seen = (
-            (token < sinks) | (token > t - window)
-            if window
-            else torch.ones_like(token) > 0
-        )
+        seen = (token < sinks) | (token > t - window) if window else torch.ones_like(token) > 0
     else:
         blocks = table.shape[0] * (page_size // block_tokens)
         number = selected.long()
         number = torch.where((number < 0) | (number >= blocks), blocks, number)
-        chosen = torch.zeros(
-            *selected.shape[:2], blocks + 1, dtype=torch.bool, device=table.device
-        )
+        chosen = torch.zeros(*selected.shape[:2], blocks + 1, dtype=torch.bool, device=table.device)
         chosen = chosen.scatter_(-1, number, True)[..., :blocks]
         seen = chosen.repeat_interleave(block_tokens, -1)
         seen = seen | (token < sinks) | (token >= local_start(t, window, block_tokens))
@@ -178,3 +168,61 @@ def _logical(pool: Tensor, scale: Tensor, table: Tensor, dtype: torch.dtype) -> 
 @shared_kv_attention.register_fake
 def _(q, k, v, k_pool, v_pool, k_scale, v_scale, *_):  # type: ignore[no-untyped-def]
     return tuple(torch.empty_like(x) for x in (q, k_pool, v_pool, k_scale, v_scale))
+
+
+def _body(b: Body, site: Site, form: str) -> None:
+    page_size = site["T"]
+    position, real = positions(b, "k", single=False)
+    page = pages_at(b, b.Div(position, page_size))
+    written = b.And(real, b.Greater(page, 0))
+    page, slot = b.Where(written, page, 0), b.Where(written, b.Mod(position, page_size), 0)
+    index = scatter_index(b, page, slot, head_axis=1, heads=site["Hkv"])
+    written = b.unsqueeze(written, 2, 3)
+    for x in ("k", "v"):
+        rows = b.Where(written, as_float(b, x, site.activation), 0.0)
+        store(b, f"{x}_pool", f"{x}_scale", index, rows, site)
+    attention(b, site, form, ("k_pool_out", "k_scale_out"), ("v_pool_out", "v_scale_out"))
+
+
+POOLS = (
+    Argument("k_pool", "P", ("NP", "Hkv", "T", "D"), "key pages of all sequences."),
+    Argument("v_pool", "P", ("NP", "Hkv", "T", "D"), "value pages."),
+    Argument("k_scale", "float32", ("NP", "Hkv", "T"), "scales of int8.", "P = T"),
+    Argument("v_scale", "float32", ("NP", "Hkv", "T"), "scales of int8.", "P = T"),
+)
+SELECTED = Argument(
+    "selected", "int32", ("B", "S", "Hs", "K"),
+    "blocks to attend beside sinks and local span: distinct, allocated and outside of both (as "
+    "IndexPoolSelect gives them), -1 padded; Hs is Hkv or 1.", "select = 0",
+)  # fmt: skip
+ATTRIBUTES = (
+    Attribute("window", int, "tokens at the end that every query sees; select = 0: 0 is all."),
+    Attribute("sinks", int, "tokens at the start that every query sees."),
+    Attribute("block_tokens", int, "tokens in a selectable block; divides T."),
+    Attribute("scale", float, "multiplies q."),
+    Attribute("select", int, "1: sinks, `selected` and local span; 0: everything, or the window."),
+)
+register(
+    Operator(
+        name="SharedKVAttention",
+        torch_op=shared_kv_attention,
+        text="Write the new keys and values into their pages, then attend over the visible tokens.",
+        inputs=(
+            Argument("q", "T", ("B", "S", "H", "D"), "queries."),
+            Argument("k", "T", ("B", "S", "Hkv", "D"), "new keys."),
+            Argument("v", "T", ("B", "S", "Hkv", "D"), "new values."),
+            *POOLS,
+            *PAGING,
+            SELECTED,
+        ),
+        outputs=(
+            Argument("out", "T", ("B", "S", "H", "D"), "0 where a query sees nothing."),
+            Argument("k_pool_out", "P", ("NP", "Hkv", "T", "D"), "with the new keys written."),
+            Argument("v_pool_out", "P", ("NP", "Hkv", "T", "D"), "with the new values written."),
+            Argument("k_scale_out", "float32", ("NP", "Hkv", "T"), "with their scales."),
+            Argument("v_scale_out", "float32", ("NP", "Hkv", "T"), "with their scales."),
+        ),
+        attributes=ATTRIBUTES,
+        body=_body,
+    )
+)

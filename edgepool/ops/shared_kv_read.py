@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .shared_kv_attention import attend
+from .attention_body import attention
+from .body import Body
+from .registry import PAGING, Argument, Operator, Site, register
+from .shared_kv_attention import ATTRIBUTES, POOLS, SELECTED, attend
 
 
 @torch.library.custom_op("edgepool::shared_kv_read", mutates_args=())
@@ -39,3 +42,20 @@ def shared_kv_read(
 @shared_kv_read.register_fake
 def _(q, *_):  # type: ignore[no-untyped-def]
     return torch.empty_like(q)
+
+
+def _body(b: Body, site: Site, form: str) -> None:
+    attention(b, site, form, ("k_pool", "k_scale"), ("v_pool", "v_scale"))
+
+
+register(
+    Operator(
+        name="SharedKVRead",
+        torch_op=shared_kv_read,
+        text="SharedKVAttention of a layer that reads its donor's pages and writes nothing.",
+        inputs=(Argument("q", "T", ("B", "S", "H", "D"), "queries."), *POOLS, *PAGING, SELECTED),
+        outputs=(Argument("out", "T", ("B", "S", "H", "D"), "0 where a query sees nothing."),),
+        attributes=ATTRIBUTES,
+        body=_body,
+    )
+)

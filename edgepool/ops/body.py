@@ -1,0 +1,151 @@
+"""A small builder of ONNX graphs: operator bodies are written with it as expressions.
+
+`b.Add(x, 1)` appends a node and returns the name of its output. Names are strings; Python values
+become constants: an int is an int32 scalar (index arithmetic), a float a float32 scalar, a list an
+int64 vector (shapes, axes, starts). Asking twice for the same expression gives the same node, so that
+helpers can be called wherever they are needed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+OPSET = 20
+INT64, INT32, FLOAT, FLOAT16, INT8 = (
+    TensorProto.INT64,
+    TensorProto.INT32,
+    TensorProto.FLOAT,
+    TensorProto.FLOAT16,
+    TensorProto.INT8,
+)
+Operand = "str | int | float | list[int]"
+
+
+class Body:
+    """The nodes of a function, or of one branch of an If inside it."""
+
+    def __init__(self, outer: Body | None = None) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self._outer = outer
+        self._known: dict[tuple[Any, ...], tuple[str, ...]] = {}
+        self._numbers: itertools.count[int] = outer._numbers if outer else itertools.count()
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        if not op_type[:1].isupper():
+            raise AttributeError(op_type)
+        return lambda *inputs, **options: self.node(op_type, *inputs, **options)
+
+    def node(
+        self, op_type: str, *inputs: Any, outputs: int = 1, result: str = "", **attributes: Any
+    ) -> Any:
+        """Append a node; the name of its output, or a tuple of names where outputs > 1.
+
+        inputs: names and Python values (see the module's text); attributes: as ONNX names them;
+        result: the name of the output, where it is an output of the function.
+        """
+        names = tuple(x if isinstance(x, str) else self.constant(x) for x in inputs)
+        key = (op_type, names, outputs, result, repr(sorted(attributes.items())))
+        found = self._find(key)
+        if found is None:
+            found = (result,) if result else tuple(self._name() for _ in range(outputs))
+            self.nodes.append(helper.make_node(op_type, names, found, **attributes))
+            self._known[key] = found
+        return found if outputs > 1 else found[0]
+
+    def constant(self, value: Any, dtype: Any = None) -> str:
+        """The name of a constant. It is never taken from an enclosing graph: ONNX Runtime merges
+        equal constants, and with them what is computed from them, only where no branch uses them."""
+        if dtype is None:
+            dtype = {int: np.int32, float: np.float32, list: np.int64}[type(value)]
+        array = np.array(value, dtype)
+        key = ("Constant", array.dtype.str, array.shape, array.tobytes())
+        if key not in self._known:
+            self._known[key] = (self._name(),)
+            tensor = numpy_helper.from_array(array)
+            self.nodes.append(helper.make_node("Constant", [], self._known[key], value=tensor))
+        return self._known[key][0]
+
+    def branch(self) -> Body:
+        """A graph inside this one, for `choose`: it can use every name this one has by then."""
+        return Body(self)
+
+    def choose(self, condition: str, then: Body, then_out: str, otherwise: Body, out: str) -> str:
+        """If with one output: `then_out` of one branch or `out` of the other."""
+        graphs = [
+            helper.make_graph(body.nodes, name, [], [onnx.ValueInfoProto(name=output)])
+            for body, name, output in ((then, "then", then_out), (otherwise, "otherwise", out))
+        ]
+        result = self._name()
+        self.nodes.append(
+            helper.make_node(
+                "If", [condition], [result], then_branch=graphs[0], else_branch=graphs[1]
+            )
+        )
+        return result
+
+    # ------------------------------------------------------------------------------- shorthands
+
+    def cast(self, x: str, to: int) -> str:
+        return self.node("Cast", x, to=to)
+
+    def size(self, x: str, axis: int) -> str:
+        """Length of one axis: int64 [1], as shapes are made of."""
+        return self.node("Shape", x, start=axis, end=axis + 1)
+
+    def count(self, x: str, axis: int) -> str:
+        """Length of one axis: int32 scalar, for index arithmetic."""
+        return self.scalar(self.size(x, axis))
+
+    def scalar(self, size: str) -> str:
+        return self.cast(self.Squeeze(size, [0]), INT32)
+
+    def range(self, length: str | int) -> str:
+        """int32 [length]: 0, 1, 2, ...; length is an int or an int32 scalar."""
+        if isinstance(length, int):
+            length = self.constant(length)
+        return self.node("Range", 0, length, 1)
+
+    def shape(self, *sizes: str | int) -> str:
+        """A shape from ints and int64 [1] sizes: int64 [n]."""
+        if all(isinstance(x, int) for x in sizes):
+            return self.constant(list(sizes))
+        return self.node("Concat", *([x] if isinstance(x, int) else x for x in sizes), axis=0)
+
+    def reshape(self, x: str, *sizes: str | int) -> str:
+        """Reshape; 0 keeps the size of that axis, -1 is what remains."""
+        return self.node("Reshape", x, self.shape(*sizes))
+
+    def unsqueeze(self, x: str, *axes: int) -> str:
+        return self.node("Unsqueeze", x, list(axes))
+
+    def transpose(self, x: str, *order: int) -> str:
+        return self.node("Transpose", x, perm=list(order))
+
+    # -----------------------------------------------------------------------------------------
+
+    def _find(self, key: tuple[Any, ...]) -> tuple[str, ...] | None:
+        return self._known.get(key) or (self._outer._find(key) if self._outer else None)
+
+    def _name(self) -> str:
+        return f"v{next(self._numbers)}"
+
+
+def function(
+    domain: str,
+    name: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    attributes: Sequence[str],
+    body: Body,
+) -> onnx.FunctionProto:
+    """The model-local function with the body's nodes."""
+    imports = [helper.make_opsetid("", OPSET)]
+    return helper.make_function(
+        domain, name, list(inputs), list(outputs), body.nodes, imports, list(attributes)
+    )
