@@ -198,7 +198,9 @@ def state_specs(config: ModelConfig) -> List[StateSpec]:
     for i in range(config.num_layers):
         if config.owns_index(i):
             specs.append(StateSpec("tail.%d" % i, ("batch", ratio, 2, heads, dim), "float"))
-            specs.append(StateSpec("index_pool.%d" % i, (heads, "pages", page // ratio, dim), store))
+            specs.append(
+                StateSpec("index_pool.%d" % i, (heads, "pages", page // ratio, dim), store)
+            )
             if store == "int8":
                 specs.append(
                     StateSpec("index_scale.%d" % i, (heads, "pages", page // ratio), "float32")
@@ -286,16 +288,24 @@ def _validate(c: ModelConfig) -> None:
         _need(isinstance(getattr(c, name), bool), name, c, "true or false")
     _need(c.num_heads % c.num_kv_heads == 0, "num_heads", c, "a multiple of num_kv_heads")
     _need(c.head_dim % 2 == 0, "head_dim", c, "even (rotary embeddings turn pairs)")
-    _need(c.kv_dtype in ("fp16", "int8"), "kv_dtype", c, "fp16 or int8 (int4 is not implemented yet)")
+    _need(
+        c.kv_dtype in ("fp16", "int8"), "kv_dtype", c, "fp16 or int8 (int4 is not implemented yet)"
+    )
     _need(c.kv_rotation == "none", "kv_rotation", c, "none (rotations are not implemented yet)")
     _need(c.compression_ratio == 1, "compression_ratio", c, "1 (the codec is not implemented yet)")
     sparsity = c.weight_sparsity
     _need(_is_number(sparsity) and 0 <= sparsity < 1, "weight_sparsity", c, "in [0, 1)")
     _need(
-        c.bos_token_id is None or _is_token(c.bos_token_id, c), "bos_token_id", c, "a token id or null"
+        c.bos_token_id is None or _is_token(c.bos_token_id, c),
+        "bos_token_id",
+        c,
+        "a token id or null",
     )
     _need(
-        all(_is_token(t, c) for t in c.eos_token_ids), "eos_token_ids", c, "token ids of the vocabulary"
+        all(_is_token(t, c) for t in c.eos_token_ids),
+        "eos_token_ids",
+        c,
+        "token ids of the vocabulary",
     )
     template = c.chat_template
     _need(template is None or isinstance(template, str), "chat_template", c, "a string or null")
@@ -316,7 +326,9 @@ def _validate_layers(c: ModelConfig) -> None:
                 "config.layer_types: unknown kind %r%s" % (kind, suggest(str(kind), LAYER_TYPES))
             )
     _need(len(c.rope_layers) == c.num_layers, "rope_layers", c, "one entry per layer")
-    _need(all(isinstance(r, bool) for r in c.rope_layers), "rope_layers", c, "true or false per layer")
+    _need(
+        all(isinstance(r, bool) for r in c.rope_layers), "rope_layers", c, "true or false per layer"
+    )
     _need(len(c.kv_donor) == c.num_layers, "kv_donor", c, "one entry per layer")
     for i, donor in enumerate(c.kv_donor):
         ok = _is_int(donor) and 0 <= donor <= i and c.kv_donor[donor] == donor
@@ -348,7 +360,10 @@ def _validate_index(c: ModelConfig) -> None:
             value = getattr(x, name)
             _need(_is_int(value) and value > 0, "index." + name, c, "a positive integer")
     _need(
-        c.weight_sparsity < 1 / x.ratio, "weight_sparsity", c, "below 1 / index.ratio (%g)" % (1 / x.ratio)
+        c.weight_sparsity < 1 / x.ratio,
+        "weight_sparsity",
+        c,
+        "below 1 / index.ratio (%g)" % (1 / x.ratio),
     )
     _need(len(x.share) == c.num_layers, "index.share", c, "one entry per layer")
     for i, source in enumerate(x.share):
@@ -418,7 +433,11 @@ def _record(cls: Any, data: Any, where: str) -> Dict[str, Any]:
         required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         if required and name not in data:
             raise BadInput("%s: key '%s' is missing" % (where, name))
-        if name in data and str(f.type).startswith("Tuple") and not isinstance(data[name], (list, tuple)):
+        if (
+            name in data
+            and str(f.type).startswith("Tuple")
+            and not isinstance(data[name], (list, tuple))
+        ):
             raise BadInput("%s.%s: expected a list" % (where, name))
     return {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
 

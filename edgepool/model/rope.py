@@ -41,7 +41,9 @@ def _yarn(frequencies: Tensor, s: RopeScaling, theta: float) -> tuple[Tensor, fl
     dim = 2 * len(frequencies)
 
     def dimension_of(turns: float) -> float:
-        return dim * math.log(s.original_max_context / (turns * 2 * math.pi)) / (2 * math.log(theta))
+        return (
+            dim * math.log(s.original_max_context / (turns * 2 * math.pi)) / (2 * math.log(theta))
+        )
 
     low, high = dimension_of(s.beta_fast), dimension_of(s.beta_slow)
     if s.truncate:

@@ -8,10 +8,11 @@ import dataclasses
 
 import pytest
 import torch
-from edgepool.config import IndexConfig, ModelConfig
-from edgepool.model import Cache, Model
 from hypothesis import given
 from hypothesis import strategies as st
+
+from edgepool.config import IndexConfig, ModelConfig
+from edgepool.model import Cache, Model
 
 PAGE = 8
 LENGTH = 61  # seven whole pages and an open pool

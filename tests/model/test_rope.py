@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from edgepool.config import ModelConfig, RopeScaling
 from edgepool.model.rope import inverse_frequencies, rotate, rotation
 
@@ -26,7 +27,9 @@ CASES = {
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512},
     ),
     "yarn-untruncated": (
-        RopeScaling("yarn", 16.0, 256, beta_fast=20, beta_slow=2, attention_factor=1.3, truncate=False),
+        RopeScaling(
+            "yarn", 16.0, 256, beta_fast=20, beta_slow=2, attention_factor=1.3, truncate=False
+        ),
         {
             "rope_type": "yarn",
             "factor": 16.0,
@@ -80,7 +83,10 @@ def test_rotation_keeps_relative_positions():
     """<rotate(q, m), rotate(k, n)> depends on m - n alone, and a rotation keeps the norm."""
     frequencies, factor = inverse_frequencies(config(None))
     torch.manual_seed(0)
-    q, k = torch.randn(1, 1, 2, 64, dtype=torch.float64), torch.randn(1, 1, 2, 64, dtype=torch.float64)
+    q, k = (
+        torch.randn(1, 1, 2, 64, dtype=torch.float64),
+        torch.randn(1, 1, 2, 64, dtype=torch.float64),
+    )
 
     def turned(x, at):
         cos, sin = rotation(torch.tensor([[at]], dtype=torch.int32), frequencies.double(), factor)
