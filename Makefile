@@ -14,11 +14,11 @@ help: ## Show this list
 	$(PYTHON) -m venv .venv
 
 .venv/export.stamp: pyproject.toml constraints.txt | .venv/bin/python
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[export]'
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[export]'
 	@touch $@
 
 .venv/test.stamp: pyproject.toml constraints.txt | .venv/bin/python
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[export,rtx,test]'
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[export,rtx,test]'
 	@touch $@
 
 install: .venv/test.stamp ## Install everything that the tests use, and fetch the test model

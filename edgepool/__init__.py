@@ -2,9 +2,12 @@
 
 Importing the package is cheap and needs no torch: every stage is imported where it is used.
 
-    edgepool.checkpoint   model.pt, importers           edgepool.model     the PyTorch reference model
-    edgepool.ops          the custom operators          edgepool.exporter  ONNX, lowerings, parity
-    edgepool.bundle       the folder that is delivered  edgepool.runtime   sessions, generation
+    edgepool.checkpoint   model.pt and importers
+    edgepool.model        the PyTorch reference model
+    edgepool.ops          the custom operators
+    edgepool.exporter     ONNX, lowerings, parity
+    edgepool.bundle       the folder that is delivered
+    edgepool.runtime      sessions and generation
 """
 
 from __future__ import annotations

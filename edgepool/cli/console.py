@@ -1,11 +1,11 @@
 """What commands print: results on stdout, progress and notes on stderr.
 
-    console.print_json(record)                      for --json (declare it as `json: bool = console.JSON`)
-    console.print_table(["layer", "bytes"], rows)   at most 100 columns wide
-    console.note("wrote edgepool-bundle/")          one line on stderr
-    console.bytes_text(3 << 20)                     '3.0 MiB'
+    console.print_json(record)                     # for --json: `json: bool = console.JSON`
+    console.print_table(["layer", "bytes"], rows)  # at most 100 columns wide
+    console.note("wrote edgepool-bundle/")         # one line on stderr
+    console.bytes_text(3 << 20)                    # '3.0 MiB'
 
-    with console.progress() as report:              a bar with the time left on a terminal, else lines
+    with console.progress() as report:             # a bar on a terminal, else plain lines
         library_function(..., report=report)
 
 A library function that takes long accepts `report: Callable[[str, int, int], None]` and calls
@@ -88,8 +88,14 @@ def progress() -> Iterator[Report]:
         yield _plain_report()
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     columns = (
         TextColumn("{task.description}"),

@@ -1,7 +1,7 @@
 """The `edgepool` command: registers the sub-commands and turns every failure into one line.
 
 To add a command `NAME`: write `edgepool/cli/NAME_command.py` with one function named `command`, and
-put NAME in COMMANDS. All command modules are imported at every start, `edgepool --help` included, so:
+put NAME in COMMANDS. Every start imports all command modules, `edgepool --help` too, so:
 
 * at the top of the module import only the standard library, `typer`, `edgepool.cli.console`,
   `edgepool.config` and `edgepool.errors`; import the stage that does the work inside the function
@@ -23,9 +23,10 @@ import importlib.util
 import os
 import signal
 import sys
-from typing import Optional, Sequence
+from typing import Any, Optional, Sequence, Type
 
 import typer
+import typer.core
 
 from .. import __version__
 from ..errors import BadInput, EdgepoolError, MissingRequirement
@@ -47,13 +48,16 @@ EXTRA_OF_MODULE = {
     "tensorrt_rtx_bindings": "rtx",
 }
 
-# typer 0.21 and later carries its own copy of click: these are the same classes by either name.
-UsageError = typer.BadParameter.__bases__[0]
-ClickException = UsageError.__bases__[0]
+# Newer releases of typer carry a copy of click, so that its base class has no one name to import.
+ClickException: Type[Exception] = typer.BadParameter.__mro__[2]
+
+# Plain help reads as well, and rich costs 0.2 s at every start. (typer 0.20, the last for Python 3.8,
+# escapes brackets for rich as long as it sees rich installed.)
+typer.core.HAS_RICH = False
 
 app = typer.Typer(
     name="edgepool",
-    rich_markup_mode=None,  # rich costs 0.2 s at every start; plain help reads as well
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     epilog="Exit codes: 0 done, 1 a check failed, 2 bad input, 3 this machine lacks something.",
 )
@@ -121,7 +125,7 @@ def _fail(failure: EdgepoolError) -> int:
     return failure.exit_code
 
 
-def _usage_message(failure: ClickException) -> str:
+def _usage_message(failure: Any) -> str:
     message = " ".join(failure.format_message().split()).rstrip(".")
     context = getattr(failure, "ctx", None)
     command = context.command_path if context is not None else "edgepool"
@@ -129,7 +133,7 @@ def _usage_message(failure: ClickException) -> str:
 
 
 def _reader_left() -> int:
-    """`edgepool targets | head -1`: stop quietly, and keep the exit of Python from flushing again."""
+    """`edgepool targets | head -1`: stop quietly; Python would flush again as it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import resource
 import signal
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import typer
@@ -68,7 +65,7 @@ def test_version() -> None:
 
 
 def test_help_takes_under_400_ms() -> None:
-    """Processor time, so that a busy machine does not decide; on an idle one it is the wall time."""
+    """In processor time, which is the wall time on an idle machine and the same on a busy one."""
 
     def seconds() -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

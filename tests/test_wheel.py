@@ -1,0 +1,69 @@
+"""The package as people install it: the wheel alone, no extras, away from the checkout."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.environments import python_3_8
+
+ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder, ROOT]
+    subprocess.run(build, check=True)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module", params=["this python", "python 3.8"])
+def edgepool(
+    request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The installed command, as a function of its arguments, run in an empty folder."""
+    python = sys.executable if request.param == "this python" else python_3_8()
+    if python is None:
+        pytest.skip("this machine has no Python 3.8, the one of JetPack 5")
+    folder = tmp_path_factory.mktemp("installed")
+    subprocess.run([python, "-m", "venv", folder / "venv"], check=True)
+    pip = [folder / "venv" / "bin" / "python", "-m", "pip", "install", "--quiet"]
+    subprocess.run([*pip, "--upgrade", "pip"], check=True)  # 3.8's own cannot read new wheels
+    subprocess.run([*pip, wheel], check=True)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [folder / "venv" / "bin" / "edgepool", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, cwd=folder)
+
+    return run
+
+
+def test_wheel_holds_what_the_checkout_holds(wheel: Path) -> None:
+    list_files = ["git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(
+        [*list_files, "edgepool", "export"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    expected = {"edgepool/_data/" + f if f.startswith("export/") else f for f in listed}
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert held == expected
+
+
+def test_installed_command_finds_its_data(edgepool: Callable) -> None:
+    targets = json.loads(edgepool("targets", "--json").stdout)
+    assert "jetson-agx-xavier" in json.dumps(targets)
+
+
+def test_missing_extra_is_named(edgepool: Callable) -> None:
+    result = edgepool("init", "edgepool-tiny", "-o", "model.pt")
+    assert result.returncode == 3
+    assert "pip install 'edgepool[export]'" in result.stderr
