@@ -23,7 +23,8 @@ TEXT = st.text() | st.text(EMOJI + " ▁aé中", max_size=20)
 
 def pieces(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:
     stream = TextStream(tokenizer)
-    return [*(stream.push(t) for t in token_ids), stream.finish()]
+    streamed = [stream.push(t) for t in token_ids]
+    return [*streamed, stream.finish()]
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
