@@ -68,7 +68,7 @@ class Layer(nn.Module):
         return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
     def attend(self, x: Tensor, step: Step) -> Tensor:
-        """Grouped-query attention of [B,S,hidden] over the layer's pages, which it updates first."""
+        """Grouped-query attention of [B,S,hidden] over the layer's pages, updated first."""
         c = self.config
         batch, seq, _ = x.shape
         q = self.q_proj(x).view(batch, seq, c.num_heads, c.head_dim)

@@ -37,7 +37,7 @@ class Model(nn.Module):
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> Model:
-        """A model in eval mode with the checkpoint's weights in `dtype` (shared where it is equal)."""
+        """A model in eval mode with the checkpoint's weights in `dtype` (shared if equal)."""
         with torch.device("meta"):
             model = cls(checkpoint.config)
         weights = {name: tensor.to(dtype) for name, tensor in checkpoint.weights.items()}
@@ -76,7 +76,7 @@ class Model(nn.Module):
         logit_rows: Tensor,
         *state: Tensor,
     ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-        """`forward`, with every layer's output too: (logits, hidden [B,S,hidden] per layer, state)."""
+        """`forward` with the layers' outputs: (logits, hidden [B,S,hidden] of each, state)."""
         x = self.embed(input_ids)
         seq = torch.arange(input_ids.shape[1], dtype=torch.int32, device=input_ids.device)
         position = past_len[:, None] + seq
