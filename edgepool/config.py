@@ -17,6 +17,7 @@ from .errors import BadInput
 LAYER_TYPES = ("full", "window", "keypoints", "sparse")
 PLANNED_LAYER_TYPES = ("linear", "hybrid")
 ROPE_SCALINGS = ("linear", "llama3", "yarn")
+MAX_LAYERS = 4096  # a damaged file may state any number, and some fields list every layer
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,8 @@ class IndexConfig:
 class ModelConfig:
     """A decoder-only transformer: RMSNorm, RoPE, grouped-query attention, SwiGLU.
 
-    `rope_layers` says per layer whether queries and keys are rotated (all by default; SmolLM3 leaves
-    every fourth layer without position). A reader follows its donor, whose keys it scores.
+    `rope_layers` says per layer whether queries and keys are rotated (all by default; SmolLM3
+    leaves every fourth layer without position). A reader follows its donor, whose keys it scores.
     `kv_dtype` is the storage of KV pages and pooled index: `fp16` means unquantised, in the float
     type of the exported graph; `int8` one FP32 scale per vector.
     """
@@ -113,7 +114,8 @@ class ModelConfig:
     chat_template: Optional[str] = None
 
     def __post_init__(self) -> None:
-        every = tuple(range(self.num_layers)) if isinstance(self.num_layers, int) else ()
+        countable = _is_int(self.num_layers) and self.num_layers <= MAX_LAYERS
+        every = tuple(range(self.num_layers)) if countable else ()
         if not self.layer_types:
             object.__setattr__(self, "layer_types", ("full",) * len(every))
         if not self.rope_layers:
@@ -145,7 +147,7 @@ class ModelConfig:
         return self.layer_types[layer] == "sparse" and self.index.share[layer] == layer
 
     def owns_index(self, layer: int) -> bool:
-        """Whether the layer writes a pooled index: a KV donor that it or one of its readers scores."""
+        """Whether the layer writes a pooled index: a KV donor scored by itself or a reader."""
         return self.is_donor(layer) and any(
             self.selects(i) and self.kv_donor[i] == layer for i in range(self.num_layers)
         )
@@ -250,7 +252,7 @@ def weight_shapes(config: ModelConfig) -> Dict[str, Tuple[int, ...]]:
 
 
 def _index_shapes(c: ModelConfig, layer: int, shapes: Dict[str, Tuple[int, ...]]) -> None:
-    """Weights of the layer's index: scoring (`learned`) where it selects, pooling where it writes."""
+    """Weights of the layer's index: scoring where it selects, pooling where it writes."""
     name = "layers.%d.index." % layer
     heads, queries, dim = c.index_heads
     if c.index.source == "learned" and c.selects(layer):
@@ -280,6 +282,7 @@ def _validate(c: ModelConfig) -> None:
     )
     for name in positive.split():
         _need(_is_int(getattr(c, name)) and getattr(c, name) > 0, name, c, "a positive integer")
+    _need(c.num_layers <= MAX_LAYERS, "num_layers", c, "at most %d" % MAX_LAYERS)
     for name in ("window", "sinks"):
         _need(_is_int(getattr(c, name)) and getattr(c, name) >= 0, name, c, "an integer >= 0")
     for name in ("rms_norm_eps", "rope_theta"):

@@ -21,7 +21,9 @@ def new_state(
     sizes = {"batch": batch, "pages": pages}
     dtypes = {"float": dtype, "float32": torch.float32, "int8": torch.int8}
     return [
-        torch.zeros([sizes.get(n, n) for n in spec.shape], dtype=dtypes[spec.dtype])
+        torch.zeros(
+            [sizes[n] if isinstance(n, str) else n for n in spec.shape], dtype=dtypes[spec.dtype]
+        )
         for spec in state_specs(config)
     ]
 

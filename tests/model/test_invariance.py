@@ -1,7 +1,7 @@
 """Chunking, batching and rollback never change what the model says.
 
-The reference is the same model fed in one shot, batch of one. Sizes are small so that a prompt spans
-many pages, closed pools, sinks, window and selection.
+The reference is the same model fed in one shot, batch of one. Sizes are small so that a prompt
+spans many pages, closed pools, sinks, window and selection.
 """
 
 import dataclasses
