@@ -1,7 +1,7 @@
 """The `edgepool` command: registers the sub-commands and turns every failure into one line.
 
 To add a command `NAME`: write `edgepool/cli/NAME_command.py` with one function named `command`, and
-put NAME in COMMANDS. Every start imports all command modules, `edgepool --help` too, so:
+put NAME and a line about it in COMMANDS. Every start imports all command modules, `--help` too, so:
 
 * at the top of the module import only the standard library, `typer`, `edgepool.cli.console`,
   `edgepool.config` and `edgepool.errors`; import the stage that does the work inside the function
@@ -33,7 +33,15 @@ from ..errors import BadInput, EdgepoolError, MissingRequirement
 from . import console
 
 # In the order of the pipeline, which is the order of `edgepool --help`.
-COMMANDS = ("import", "init", "export", "verify", "inspect", "targets", "run")
+COMMANDS = {
+    "import": "Turn a GGUF file or a Hugging Face folder into a model.pt.",
+    "init": "Write a model.pt with random weights.",
+    "export": "Turn a model.pt into a bundle: ONNX, proved equal to PyTorch.",
+    "verify": "Compare a bundle with the model.pt it came from.",
+    "inspect": "Show what a bundle, model.pt or ONNX file holds.",
+    "targets": "List the devices that can be exported to.",
+    "run": "Generate text.",
+}
 
 # What `pip install` must be told when one of these modules is missing.
 EXTRA_OF_MODULE = {
@@ -89,10 +97,10 @@ def edgepool(
     """
 
 
-for _name in COMMANDS:
+for _name, _summary in COMMANDS.items():
     if importlib.util.find_spec("edgepool.cli.%s_command" % _name):
         _module = importlib.import_module("edgepool.cli.%s_command" % _name)
-        app.command(_name)(_module.command)
+        app.command(_name, short_help=_summary)(_module.command)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -152,9 +160,7 @@ def _operating_system_error(failure: OSError) -> EdgepoolError:
     """A full disk, a missing or forbidden path; anything else is a fault of ours and is raised."""
     where = "%s: " % failure.filename if failure.filename is not None else ""
     if failure.errno in (errno.ENOSPC, errno.EDQUOT):
-        return MissingRequirement(
-            "%sno space left on the disk: free some, or write elsewhere" % where
-        )
+        return BadInput("%sno space left on the disk: free some, or write elsewhere" % where)
     if failure.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return BadInput("%spermission denied: choose a path that you may use" % where)
     if not where or failure.strerror is None:

@@ -119,10 +119,10 @@ def test_errors_become_one_line_and_an_exit_code(
     [
         (
             OSError(errno.ENOSPC, "No space left on device", "b/model.onnx"),
-            3,
+            2,
             "b/model.onnx: no space",
         ),
-        (OSError(errno.ENOSPC, "No space left on device"), 3, "no space left"),
+        (OSError(errno.ENOSPC, "No space left on device"), 2, "no space left"),
         (PermissionError(errno.EACCES, "Permission denied", "/x"), 2, "/x: permission denied"),
         (OSError(errno.EROFS, "Read-only file system", "/x"), 2, "/x: permission denied"),
         (
