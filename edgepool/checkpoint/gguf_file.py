@@ -79,6 +79,8 @@ class GGUFFile:
         start = -(-self._at // alignment) * alignment
         tensors = {}
         for name, shape, kind, offset in described:
+            if name in tensors:
+                raise self._bad(f"tensor '{name}' is there twice")
             tensors[name] = self._place(name, shape, kind, start + offset)
         return metadata, tensors
 

@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
 from torch import Tensor
 
-from ..config import RopeScaling
+from ..config import MAX_LAYERS, RopeScaling
 from ..errors import BadInput
 from .gguf_file import GGUFFile, GGUFTensor
 from .gguf_tokenizer import build_tokenizer, end_tokens
@@ -160,6 +160,8 @@ def _fields(keys: _Keys) -> dict[str, Any]:
         if keys.integer(key, head_dim) != head_dim:
             raise keys.bad(key, keys.get(key), f"the key length ({head_dim})")
     layers = keys.integer("block_count")
+    if not 0 < layers <= MAX_LAYERS:
+        raise keys.bad("block_count", layers, f"1 to {MAX_LAYERS}")
     theta = keys.number("rope.freq_base", 10000.0)
     scaling = _scaling(keys, head_dim, theta)
     context = keys.integer("context_length")

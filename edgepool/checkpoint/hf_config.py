@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from ..config import RopeScaling
+from ..config import MAX_LAYERS, RopeScaling
 from ..errors import BadInput
 
 
@@ -88,6 +88,8 @@ def read_config(config: Table) -> tuple[Family, dict[str, Any]]:
     family = _family(config)
     heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
     layers, context = config.integer("num_hidden_layers"), config.integer("max_position_embeddings")
+    if layers > MAX_LAYERS:
+        raise config.bad("num_hidden_layers", f"at most {MAX_LAYERS}")
     theta, scaling = _rope(config, family, context)
     if scaling is not None and scaling.kind == "yarn":
         context = max(context, int(scaling.factor * scaling.original_max_context))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 import pickle
 import zipfile
 from collections.abc import Mapping
@@ -127,10 +128,13 @@ def _read(path: Path) -> dict[str, Any]:
         raise BadInput(f"{path}: is a folder; `edgepool import {path}` makes a model.pt of one")
     if not path.exists():
         raise BadInput(f"{path}: no such file")
+    if not os.access(path, os.R_OK):
+        raise BadInput(f"{path}: cannot be read: permission denied")
     if path.stat().st_size == 0:
         raise BadInput(f"{path}: the file is empty")
     try:
-        names = zipfile.ZipFile(path).namelist()
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
     except (zipfile.BadZipFile, *DAMAGE) as error:
         raise BadInput(
             f"{path}: not a model.pt: it is truncated or another kind of file "
