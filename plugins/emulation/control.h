@@ -12,8 +12,6 @@
   X(load_bytes)        /* read from global memory */                                  \
   X(store_bytes)       /* written to global memory */                                 \
   X(atomic_bytes)      /* global memory touched by atomics, once per atomic */        \
-  X(plain_accesses)    /* global accesses that bypass gpu::load and gpu::store, so */ \
-                       /* that no byte of them is counted (checked runtime only) */   \
   X(block_barriers)    /* barriers completed by a whole block */                      \
   X(warp_collectives)  /* shuffles, votes, warp barriers and matrix instructions */   \
   X(allocations)       /* device and pinned memory */                                 \

@@ -16,13 +16,16 @@ namespace emulation {
 #define EMULATION_ANNOUNCED EMULATION_INLINE
 #endif
 
+// By memcpy, since the copy constructors of half2 and its like are functions of their own.
 template <class T>
 EMULATION_ANNOUNCED T read_announced(const T* p) {
-  return *p;
+  T v;
+  std::memcpy(static_cast<void*>(&v), p, sizeof v);
+  return v;
 }
 template <class T>
 EMULATION_ANNOUNCED void write_announced(T* p, const T& v) {
-  *p = v;
+  std::memcpy(static_cast<void*>(p), &v, sizeof v);
 }
 EMULATION_ANNOUNCED void copy_announced(const Copy& copy) {
   std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.filled));
@@ -58,8 +61,9 @@ template <class T>
 EMULATION_INLINE T load_streaming(const T* p, EMULATION_CALLER) {
   return load(p, file_, line_);
 }
+// By value, so that the kernel itself reads what it stores, where the checks see it.
 template <class T>
-EMULATION_INLINE void store(T* p, const std::common_type_t<T>& v, EMULATION_CALLER) {
+EMULATION_INLINE void store(T* p, std::common_type_t<T> v, EMULATION_CALLER) {
   emulation::require_aligned(p, EMULATION_SITE("store"));
   emulation::global_store(p, sizeof(T));
   emulation::write_announced<T>(p, v);

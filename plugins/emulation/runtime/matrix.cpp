@@ -14,7 +14,7 @@ namespace {
 // `.aligned` instructions take the whole warp, exited lanes included.
 void require_whole_warp(const Lanes& lanes) {
   if (lanes.active != ~0u)
-    fail(current->site, "divergent warp", "executed by lanes 0x%08x, and it takes all 32",
+    fail(lanes.first().site, "divergent warp", "executed by lanes 0x%08x, and it takes all 32",
          lanes.active);
 }
 

@@ -35,6 +35,7 @@ struct Thread {
 struct Lanes {
   unsigned active = 0;
   Thread* thread[kLanes] = {};
+  Thread& first() const { return *thread[__builtin_ctz(active)]; }
   template <class Slot>
   Slot& slot(int l) const {
     return *static_cast<Slot*>(thread[l]->slot);

@@ -64,7 +64,13 @@ SourceLine source_line(const void* return_address) {
 
 std::string function_name(const void* function) {
   const auto all = frames(function);
-  return all.empty() ? "kernel" : all.back().function.substr(0, all.back().function.find('('));
+  if (all.empty()) return "kernel";
+  std::string name = all.back().function;
+  for (const char* noise : {"void ", "(anonymous namespace)::"}) {
+    const size_t at = name.find(noise);
+    if (at == 0) name.erase(0, std::strlen(noise));
+  }
+  return name.substr(0, name.find('('));
 }
 
 }  // namespace emulation
