@@ -59,8 +59,8 @@ EXTRA_OF_MODULE = {
 # Newer releases of typer carry a copy of click, so that its base class has no one name to import.
 ClickException: Type[Exception] = typer.BadParameter.__mro__[2]
 
-# Plain help reads as well, and rich costs 0.2 s at every start. (typer 0.20, the last for Python 3.8,
-# escapes brackets for rich as long as it sees rich installed.)
+# Plain help reads as well, and rich costs 0.2 s at every start. typer 0.20, the last for Python 3.8,
+# escapes brackets for rich as long as it sees rich installed.
 typer.core.HAS_RICH = False
 
 app = typer.Typer(
