@@ -10,7 +10,7 @@ A hidden token gets weight 0 by adding HIDDEN to its score. Pages must hold fini
 from __future__ import annotations
 
 from .body import FLOAT, INT8, INT64, Body
-from .pieces import HIDDEN, as_float, first_local_block, positions
+from .pieces import HIDDEN, as_float, first_local_block, one_token, positions
 from .registry import Site
 
 FEW = 8  # queries up to which gathering blocks pays
@@ -28,19 +28,18 @@ def attention(b: Body, site: Site, form: str, keys: Pool, values: Pool) -> None:
     elif form == "gather":
         out = _gather(b, b, site, keys, values, single=False)
     else:
-        length = b.count("q", 1)
         one, more = b.branch(), b.branch()
         few, many = more.branch(), more.branch()
         several = more.choose(
-            more.Less(length, FEW + 1),
-            few, _gather(few, few, site, keys, values, single=False),
-            many, _mask(many, site, keys, values),
-        )  # fmt: skip
-        out = b.choose(
-            b.Equal(length, 1),
-            one, _gather(one, b, site, keys, values, single=True),
-            more, several,
-        )  # fmt: skip
+            more.Less(more.size("q", 1), [FEW + 1]),
+            (few, [_gather(few, few, site, keys, values, single=False)]),
+            (many, [_mask(many, site, keys, values)]),
+        )
+        (out,) = b.choose(
+            one_token(b, "q"),
+            (one, [_gather(one, b, site, keys, values, single=True)]),
+            (more, several),
+        )
     out = b.reshape(out, 0, 0, site["H"], site["D"])
     if site.activation != FLOAT:
         out = b.cast(out, site.activation)

@@ -2,8 +2,8 @@
 
 `b.Add(x, 1)` appends a node and returns the name of its output. Names are strings; Python values
 become constants: an int is an int32 scalar (index arithmetic), a float a float32 scalar, a list an
-int64 vector (shapes, axes, starts). Asking twice for the same expression gives the same node, so that
-helpers can be called wherever they are needed.
+int64 vector (shapes, axes, starts). Asking twice for the same expression gives the same node, so
+that helpers can be called wherever they are needed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ INT64, INT32, FLOAT, FLOAT16, INT8 = (
     TensorProto.FLOAT16,
     TensorProto.INT8,
 )
-Operand = "str | int | float | list[int]"
 
 
 class Body:
@@ -59,8 +58,8 @@ class Body:
         return found if outputs > 1 else found[0]
 
     def constant(self, value: Any, dtype: Any = None) -> str:
-        """The name of a constant. It is never taken from an enclosing graph: ONNX Runtime merges
-        equal constants, and with them what is computed from them, only where no branch uses them."""
+        """The name of a constant, in this graph: ONNX Runtime merges the equal constants of all
+        functions, and then what is computed from them, only where no branch uses them."""
         if dtype is None:
             dtype = {int: np.int32, float: np.float32, list: np.int64}[type(value)]
         array = np.array(value, dtype)
@@ -75,19 +74,19 @@ class Body:
         """A graph inside this one, for `choose`: it can use every name this one has by then."""
         return Body(self)
 
-    def choose(self, condition: str, then: Body, then_out: str, otherwise: Body, out: str) -> str:
-        """If with one output: `then_out` of one branch or `out` of the other."""
+    def choose(self, condition: str, then: Branch, otherwise: Branch) -> tuple[str, ...]:
+        """If: the values of one branch or of the other, each a body and the names of its values."""
         graphs = [
-            helper.make_graph(body.nodes, name, [], [onnx.ValueInfoProto(name=output)])
-            for body, name, output in ((then, "then", then_out), (otherwise, "otherwise", out))
+            helper.make_graph(body.nodes, name, [], [onnx.ValueInfoProto(name=x) for x in values])
+            for name, (body, values) in (("then", then), ("otherwise", otherwise))
         ]
-        result = self._name()
+        results = tuple(self._name() for _ in then[1])
         self.nodes.append(
             helper.make_node(
-                "If", [condition], [result], then_branch=graphs[0], else_branch=graphs[1]
+                "If", [condition], results, then_branch=graphs[0], else_branch=graphs[1]
             )
         )
-        return result
+        return results
 
     # ------------------------------------------------------------------------------- shorthands
 
@@ -100,10 +99,7 @@ class Body:
 
     def count(self, x: str, axis: int) -> str:
         """Length of one axis: int32 scalar, for index arithmetic."""
-        return self.scalar(self.size(x, axis))
-
-    def scalar(self, size: str) -> str:
-        return self.cast(self.Squeeze(size, [0]), INT32)
+        return self.cast(self.Squeeze(self.size(x, axis), [0]), INT32)
 
     def range(self, length: str | int) -> str:
         """int32 [length]: 0, 1, 2, ...; length is an int or an int32 scalar."""
@@ -134,6 +130,9 @@ class Body:
 
     def _name(self) -> str:
         return f"v{next(self._numbers)}"
+
+
+Branch = tuple[Body, Sequence[str]]
 
 
 def function(

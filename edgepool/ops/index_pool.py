@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .body import FLOAT16, INT64, Body
 from .paging import compute_dtype, physical_pages
-from .pieces import as_float, pages_at, scatter_index, store
+from .pieces import as_float, one_token, positions, slots, store
 from .quantization import quantize
 from .registry import PAGING, Argument, Attribute, Operator, Site, register
 
@@ -137,17 +137,25 @@ def _(keys, gates, ape, fusion, tail, index_pool, index_scale, *_):  # type: ign
 
 
 def _body(b: Body, site: Site, form: str) -> None:
-    """Index arithmetic is [B, n]: n the pools that may close in this step, or places in the tail."""
-    ratio, per_page, heads = site["ratio"], site["U"], site["Hs"]
-    opened = b.Mod("past_len", ratio)  # tokens in the open pool
-    total = b.unsqueeze(b.Add(opened, "new_len"), 1)
-    opened = b.unsqueeze(opened, 1)
-    fresh = b.unsqueeze("keys", 2)
-    if site["weighting"] == "mean":
-        fresh = b.Pad(fresh, [0] * 7 + [1, 0, 0])  # no gates: zeros
+    if form == "auto":
+        one, many = b.branch(), b.branch()
+        index, pooled, tail = b.choose(
+            one_token(b, "keys"),
+            (one, _one(one, b, site)),
+            (many, _many(many, site)),
+        )
     else:
-        fresh = b.Concat(fresh, b.unsqueeze("gates", 2), axis=2)
-    tokens = b.Concat("tail", fresh, axis=1)  # [B, ratio + S, 2, Hs, Di]
+        index, pooled, tail = _many(b, site)
+    store(b, "index_pool", "index_scale", index, pooled, site)
+    b.Identity(tail, result="tail_out")
+
+
+def _many(b: Body, site: Site) -> tuple[str, str, str]:
+    """ScatterND indices and vectors of the pools that may close, and the new tail."""
+    ratio, heads = site["ratio"], site["Hs"]
+    opened = b.unsqueeze(b.Mod("past_len", ratio), 1)  # tokens in the open pool, [B, 1]
+    total = b.Add(opened, b.unsqueeze("new_len", 1))
+    tokens = b.Concat("tail", _fresh(b, site), axis=1)  # [B, ratio + S, 2, Hs, Di]
     last = b.Add(b.count("keys", 1), ratio - 1)
 
     def take(token: str) -> str:
@@ -158,26 +166,42 @@ def _body(b: Body, site: Site, form: str) -> None:
 
     pools = b.range(b.Div(last, ratio))
     members = take(b.range(b.Mul(b.Div(last, ratio), ratio)))
-    members = b.reshape(members, 0, -1, ratio, 2, heads, site["Di"])
-    pooled = _pooled(b, site, members)  # [B, pools, Hs, Di]
-
+    pooled = _pooled(b, site, b.reshape(members, 0, -1, ratio, 2, heads, site["Di"]))
     number = b.Add(b.unsqueeze(b.Div("past_len", ratio), 1), pools)
-    page = pages_at(b, b.Div(number, per_page))
-    written = b.And(b.Less(pools, b.Div(total, ratio)), b.Greater(page, 0))
-    page, slot = b.Where(written, page, 0), b.Where(written, b.Mod(number, per_page), 0)
-    index = scatter_index(b, page, slot, head_axis=0, heads=heads)
-    store(
-        b,
-        "index_pool",
-        "index_scale",
-        index,
-        b.Where(b.unsqueeze(written, 2, 3), pooled, 0.0),
-        site,
-    )
+    closes = b.Less(pools, b.Div(total, ratio))
+    index, stored = slots(b, number, closes, site["U"], heads, head_axis=0)
 
     place = b.Add(b.Mul(b.Div(total, ratio), ratio), b.range(ratio))
-    zero = b.constant(0, "float16" if site.activation == FLOAT16 else "float32")
-    b.Where(b.unsqueeze(b.Less(place, total), 2, 3, 4), take(place), zero, result="tail_out")
+    held = b.unsqueeze(b.Less(place, total), 2, 3, 4)
+    return index, b.Where(stored, pooled, 0.0), b.Where(held, take(place), _zero(b, site))
+
+
+def _one(b: Body, shared: Body, site: Site) -> tuple[str, str, str]:
+    """As `_many` for one token a sequence; what is the same in every layer is in `shared`."""
+    ratio = site["ratio"]
+    past, real = positions(shared, "keys", single=True)
+    place = shared.Mod(past, ratio)
+    here = shared.And(shared.Equal(shared.range(ratio), place), real)
+    closes = shared.And(shared.Equal(place, ratio - 1), real)
+    number = shared.Div(past, ratio)
+    index, stored = slots(shared, number, closes, site["U"], site["Hs"], head_axis=0)
+
+    tokens = b.Where(shared.unsqueeze(here, 2, 3, 4), _fresh(b, site), "tail")
+    pooled = _pooled(b, site, b.unsqueeze(tokens, 1))
+    tail = b.Where(shared.unsqueeze(closes, 2, 3, 4), _zero(b, site), tokens)
+    return b.Identity(index), b.Where(stored, pooled, 0.0), tail
+
+
+def _fresh(b: Body, site: Site) -> str:
+    """New keys and gates side by side, as in the tail: [B, S, 2, Hs, Di]."""
+    keys = b.unsqueeze("keys", 2)
+    if site["weighting"] == "mean":
+        return b.Pad(keys, [0, 0, 0, 0, 0, 0, 0, 1, 0, 0])
+    return b.Concat(keys, b.unsqueeze("gates", 2), axis=2)
+
+
+def _zero(b: Body, site: Site) -> str:
+    return b.constant(0, "float16" if site.activation == FLOAT16 else "float32")
 
 
 def _pooled(b: Body, site: Site, members: str) -> str:

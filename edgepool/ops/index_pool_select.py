@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .body import FLOAT, INT8, INT32, INT64, Body
 from .paging import allocated, local_start
-from .pieces import HIDDEN, as_float, first_local_block, positions
+from .pieces import HIDDEN, as_float, first_local_block, one_token, positions
 from .quantization import computed, dequantize
 from .registry import PAGING, Argument, Attribute, Operator, Site, register
 
@@ -118,32 +118,26 @@ def _(q, w, index_pool, index_scale, page_table, past_len, new_len, scoring, k, 
     return q.new_empty((batch, length, heads, k), dtype=torch.int32)
 
 
-FEW = 8  # queries up to which scoring in storage order and gathering blocks pays
-
-
 def _body(b: Body, site: Site, form: str) -> None:
     if form == "mask":
         selected = _logical(b, site)
     elif form == "gather":
         selected = _physical(b, b, site, single=False)
     else:
-        # Storage order pays for few queries, unless most pages belong to others.
-        length, pages, used = b.count("q", 1), b.count("index_pool", 1), b.size("page_table", 1)
-        owned = b.scalar(b.Mul(b.size("q", 0), used))
-        mine = b.Less(pages, b.Add(b.Mul(owned, 2), 2))
-        one, few = b.branch(), b.branch()
-        some, many = few.branch(), few.branch()
-        several = few.choose(
-            few.And(mine, few.Less(length, FEW + 1)),
-            some, _physical(some, some, site, single=False),
-            many, _logical(many, site),
-        )  # fmt: skip
-        selected = b.choose(
-            b.And(mine, b.Equal(length, 1)),
-            one, _physical(one, b, site, single=True),
-            few, several,
-        )  # fmt: skip
+        # Storage order pays for one query, unless most pages belong to others.
+        one, many = b.branch(), b.branch()
+        mine = b.Less(b.size("index_pool", 1), _most_pages(b))
+        (selected,) = b.choose(
+            b.And(mine, one_token(b, "q")),
+            (one, [_physical(one, b, site, single=True)]),
+            (many, [_logical(many, site)]),
+        )
     b.Identity(selected, result="selected")
+
+
+def _most_pages(b: Body) -> str:
+    """Pages of a pool that is at least half ours, and one more: int64 [1]."""
+    return b.Add(b.Mul(b.Mul(b.size("page_table", 0), b.size("page_table", 1)), [2]), [2])
 
 
 def _query(b: Body, site: Site) -> str:
@@ -173,75 +167,69 @@ def _spread(b: Body, pages: str, per_page: int) -> str:
 
 
 def _physical(b: Body, shared: Body, site: Site, single: bool) -> str:
-    """Score all pages in storage order: the index is read once, in place, and only the few block
-    scores are put into logical order. What no layer changes is computed in `shared`."""
+    """Score all pages in storage order: the index is read once, where it is, and only the few block
+    scores are put into logical order. What is the same in every layer is computed in `shared`; for
+    `single` queries, of a pool of fewer than `_most_pages`."""
     heads, queries, dim, per_page = site["Hs"], site["Hq"], site["Di"], site["U"]
     block = site["block"]
     blocks = per_page // block
     extra = -(-site["k"] // blocks)  # null pages at the end: there are always k blocks
     table = shared.Pad("page_table", [0, 0, 0, extra])
     candidate = _candidates(shared, site, table, single)  # [B, S, NB]
+    batch = shared.size("page_table", 0)
+    length: str | int = 1 if single else shared.size("q", 1)
+    rows = batch if single else shared.Mul(batch, length)
 
     query = b.reshape(b.transpose(_query(b, site), 2, 0, 1, 3, 4), heads, -1, dim)
     index = as_float(b, b.reshape("index_pool", heads, -1, dim), site.storage)
     scores = b.MatMul(query, b.transpose(index, 0, 2, 1))  # [Hs, B * S * Hq, pools]
     if site.storage == INT8:
         scores = b.Mul(scores, b.reshape("index_scale", heads, 1, -1))
-    rows = b.Mul(b.size("q", 0), b.size("q", 1))
-    pools = b.Mul(b.size("index_pool", 1), [per_page])
-    scores = b.Reshape(scores, b.shape(heads, rows, queries, pools))
+    scores = b.Reshape(scores, shared.shape(heads, rows, queries, -1))
     if site["scoring"] == "relu":
-        weight = b.reshape(
-            b.transpose(as_float(b, "w", site.activation), 2, 0, 1, 3), heads, -1, 1, queries
-        )
+        weight = b.transpose(as_float(b, "w", site.activation), 2, 0, 1, 3)
+        weight = b.reshape(weight, heads, -1, 1, queries)
         scores = b.MatMul(weight, b.Relu(scores))  # [Hs, B * S, 1, pools]
     else:
-        hidden = b.Expand(HIDDEN, b.shape(rows, b.size("index_pool", 1), per_page))
-        bias = b.ScatterND(hidden, *_physical_bias(shared, site, table, candidate, single))
-        scores = b.Softmax(b.Add(scores, b.Reshape(bias, b.shape(1, rows, 1, pools))), axis=-1)
-        scores = b.ReduceSum(scores, [2], keepdims=1)
-    scores = b.ReduceMax(
-        b.reshape(scores, heads, 0, -1, block), [-1], keepdims=0
-    )  # [Hs, B * S, blocks]
-    scores = b.Reshape(scores, b.shape(heads, b.size("q", 0), b.size("q", 1), -1))
-    scores = b.transpose(scores, 1, 2, 0, 3)  # [B, S, Hs, blocks]
+        pages = b.size("index_pool", 1)
+        most = _most_pages(shared) if single else pages
+        bias = _physical_bias(shared, site, table, candidate, length, rows, most)
+        if single:
+            bias = b.Slice(bias, [0], b.Mul(pages, [per_page]), [3])
+        scores = b.ReduceSum(b.Softmax(b.Add(scores, bias), axis=-1), [2], keepdims=1)
+    if block > 1:
+        scores = b.ReduceMax(b.reshape(scores, heads, 0, -1, block), [-1], keepdims=0)
+    scores = b.Reshape(scores, shared.shape(heads, batch, length, -1))
+    scores = b.transpose(scores, 1, 2, 0, 3)  # [B, S, Hs, blocks in storage order]
 
-    place = shared.unsqueeze(_first_blocks(shared, table, blocks), 1, 2)
-    length = 1 if single else shared.size("q", 1)
-    place = shared.Expand(place, shared.shape(1, length, heads, 1))
-    scores = b.GatherElements(scores, place, axis=3)
-    return _best(b, site, scores, candidate)
-
-
-def _first_blocks(b: Body, table: str, blocks: int) -> str:
-    """Number in storage order of each logical block: int32 [B, columns * blocks]."""
-    if blocks == 1:
-        return table
-    return b.reshape(b.Add(b.Mul(b.unsqueeze(table, 2), blocks), b.range(blocks)), 0, -1)
+    place = table
+    if blocks > 1:
+        inside = shared.Mul(shared.unsqueeze(table, 2), blocks)
+        place = shared.reshape(shared.Add(inside, shared.range(blocks)), 0, -1)
+    place = shared.Expand(shared.unsqueeze(place, 1, 2), shared.shape(1, length, heads, 1))
+    return _best(b, site, b.GatherElements(scores, place, axis=3), candidate)
 
 
 def _physical_bias(
-    b: Body, site: Site, table: str, candidate: str, single: bool
-) -> tuple[str, str]:
-    """ScatterND indices [B, S, columns, 2] and updates [B, S, columns, U] that unhide candidates."""
-    blocks = site["U"] // site["block"]
+    b: Body, site: Site, table: str, candidate: str, length: str | int, rows: str, pages: str
+) -> str:
+    """0 for the candidate pools of a query, HIDDEN for others: [1, B * S, 1, pages * U]."""
     shown = b.Where(candidate, 0.0, HIDDEN)
     shown = b.Expand(b.unsqueeze(shown, 3), b.shape(1, 1, 1, site["block"]))
-    shown = b.Reshape(shown, b.constant([0, 0, -1, site["U"]]))
-    length = b.constant(1) if single else b.count("q", 1)
-    row = b.unsqueeze(b.Mul(b.range(b.count("past_len", 0)), length), 1)
-    if not single:
-        row = b.Add(row, b.range(length))
-    row = b.unsqueeze(row, 2)  # [B, S, 1]
-    page = b.unsqueeze(table, 1)
-    zero = b.Mul(b.Add(row, page), 0)
-    index = b.Concat(b.unsqueeze(b.Add(row, zero), 3), b.unsqueeze(b.Add(page, zero), 3), axis=3)
-    return b.cast(index, INT64), shown
+    shown = b.Reshape(shown, b.shape(rows, -1, site["U"]))  # [B * S, columns, U]
+    page = b.Min(table, b.Sub(b.cast(pages, INT32), 1))
+    page = b.Expand(b.unsqueeze(page, 1), b.shape(1, length, 1))
+    page = b.Reshape(page, b.shape(rows, -1))
+    row = b.unsqueeze(b.range(b.cast(b.Squeeze(rows, [0]), INT32)), 1)
+    index = b.Concat(b.unsqueeze(b.Add(row, b.Mul(page, 0)), 2), b.unsqueeze(page, 2), axis=2)
+    hidden = b.Expand(HIDDEN, b.shape(rows, pages, site["U"]))
+    bias = b.ScatterND(hidden, b.cast(index, INT64), shown)
+    return b.Reshape(bias, b.shape(1, rows, 1, -1))
 
 
 def _logical(b: Body, site: Site) -> str:
-    """Put the sequence's index into logical order first, with a block's pools apart (slot-major), so
-    that masks and maxima run over contiguous blocks."""
+    """Put the sequence's index into logical order first, with a block's pools apart (slot-major),
+    so that masks and maxima run over contiguous blocks."""
     heads, dim, per_page, block = site["Hs"], site["Di"], site["U"], site["block"]
     blocks = per_page // block
     candidate = _candidates(b, site, "page_table", single=False)  # [B, S, NB]

@@ -27,22 +27,35 @@ def first_local_block(b: Body, position: str, window: int, block_tokens: int) ->
     return b.Div(b.Max(b.Add(position, 1 - window), 0), block_tokens)
 
 
+def one_token(b: Body, x: str) -> str:
+    """Whether x [B, S, ...] has S = 1, the condition of an If: bool [1]."""
+    return b.Equal(b.size(x, 1), [1])
+
+
 def pages_at(b: Body, logical: str) -> str:
     """Physical pages of logical pages [B, n], 0 beyond the table: int32 [B, n]."""
     padded = b.Pad("page_table", [0, 0, 0, 1])
     return b.GatherElements(padded, b.Min(logical, b.count("page_table", 1)), axis=1)
 
 
-def scatter_index(b: Body, *places: str, head_axis: int, heads: int) -> str:
-    """Indices for ScatterND into a pool with axes (page, slot) of [B, n] places and a head axis.
+def slots(
+    b: Body, number: str, real: str, per_page: int, heads: int, head_axis: int
+) -> tuple[str, str]:
+    """Where tokens or pools `number` [B, n], `per_page` to a page, are stored.
 
-    Returns int64 [B, n, heads, 3]; head_axis is where the head stands among the three.
+    ScatterND indices, int64 [B, n, heads, 3], into a pool with axes (page, slot) and a head at
+    head_axis; and whether they are stored, bool [B, n, 1, 1]. Those that are not `real` or have no
+    page get slot 0 of the null page.
     """
-    columns = [b.unsqueeze(place, 2, 3) for place in places]
-    columns.insert(head_axis, b.Mul(columns[0], 0))
+    page = pages_at(b, b.Div(number, per_page))
+    stored = b.And(real, b.Greater(page, 0))
+    page = b.unsqueeze(b.Where(stored, page, 0), 2, 3)
+    slot = b.unsqueeze(b.Where(stored, b.Mod(number, per_page), 0), 2, 3)
+    columns = [page, slot]
+    columns.insert(head_axis, b.Mul(slot, 0))
     head = [[h if axis == head_axis else 0 for axis in range(3)] for h in range(heads)]
     index = b.Add(b.Concat(*columns, axis=3), b.constant(head, "int32"))
-    return b.cast(index, INT64)
+    return b.cast(index, INT64), b.unsqueeze(stored, 2, 3)
 
 
 def quantize(b: Body, x: str) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from .attention_body import attention
 from .body import Body
 from .paging import allocated, local_start, physical_pages
-from .pieces import as_float, pages_at, positions, scatter_index, store
+from .pieces import as_float, one_token, positions, slots, store
 from .quantization import computed, dequantize, quantize
 from .registry import PAGING, Argument, Attribute, Operator, Site, register
 
@@ -171,17 +171,24 @@ def _(q, k, v, k_pool, v_pool, k_scale, v_scale, *_):  # type: ignore[no-untyped
 
 
 def _body(b: Body, site: Site, form: str) -> None:
-    page_size = site["T"]
-    position, real = positions(b, "k", single=False)
-    page = pages_at(b, b.Div(position, page_size))
-    written = b.And(real, b.Greater(page, 0))
-    page, slot = b.Where(written, page, 0), b.Where(written, b.Mod(position, page_size), 0)
-    index = scatter_index(b, page, slot, head_axis=1, heads=site["Hkv"])
-    written = b.unsqueeze(written, 2, 3)
+    if form == "auto":
+        one, many = b.branch(), b.branch()
+        index, written = b.choose(
+            one_token(b, "q"),
+            (one, [one.Identity(x) for x in _places(b, site, single=True)]),
+            (many, _places(many, site, single=False)),
+        )
+    else:
+        index, written = _places(b, site, single=False)
     for x in ("k", "v"):
         rows = b.Where(written, as_float(b, x, site.activation), 0.0)
         store(b, f"{x}_pool", f"{x}_scale", index, rows, site)
     attention(b, site, form, ("k_pool_out", "k_scale_out"), ("v_pool_out", "v_scale_out"))
+
+
+def _places(b: Body, site: Site, single: bool) -> tuple[str, str]:
+    position, real = positions(b, "q", single)
+    return slots(b, position, real, site["T"], site["Hkv"], head_axis=1)
 
 
 POOLS = (
