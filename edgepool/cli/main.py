@@ -59,14 +59,15 @@ EXTRA_OF_MODULE = {
 # Newer releases of typer carry a copy of click, so that its base class has no one name to import.
 ClickException: Type[Exception] = typer.BadParameter.__mro__[2]
 
-# Plain help reads as well, and rich costs 0.2 s at every start. typer 0.20, the last for Python 3.8,
-# escapes brackets for rich as long as it sees rich installed.
+# Plain help reads as well, and rich costs 0.2 s at every start. typer 0.20, the last one for Python
+# 3.8, escapes brackets for rich as long as it sees rich installed.
 typer.core.HAS_RICH = False
 
 app = typer.Typer(
     name="edgepool",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    context_settings={"max_content_width": console.WIDTH},
     epilog="Exit codes: 0 done, 1 a check failed, 2 bad input, 3 this machine lacks something.",
 )
 
