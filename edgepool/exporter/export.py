@@ -1,0 +1,234 @@
+"""`edgepool export`: a model.pt becomes a bundle, and the bundle is proved equal to PyTorch."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+
+from .. import __version__, bundle
+from ..bundle import Bundle
+from ..checkpoint import Checkpoint, load
+from ..config import ModelConfig, state_specs
+from ..errors import BadInput, GateFailed
+from ..targets import Target, find_targets
+from . import by_layer, lower, parity
+from .graph import OPSET, STEP_INPUTS, trace_model
+from .probe import read_graph
+from .reference import ReferenceLog
+from .schedule import Schedule, plan, shortened
+from .simplify import Skeleton, simplify
+from .weights import Weight, release, weights_of, write_model
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
+OPSETS = (20, 21, 22)
+FORM = "auto"
+
+# With more FP32 weights than this, PyTorch and ONNX Runtime run one layer at a time.
+WHOLE_MODEL_BYTES = 2_000_000_000
+
+Report = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user chose; the defaults are those of `edgepool export model.pt`."""
+
+    output: Path = Path(bundle.DEFAULT)
+    targets: Sequence[str] = ()
+    max_context: int | None = None
+    dtype: str = "fp32"
+    opset: int = OPSET
+
+
+def export(path: Path, options: Options, report: Report = lambda step, done, total: None) -> Bundle:
+    """Export the `model.pt` at `path` to a bundle at options.output, and prove it equal to PyTorch.
+
+    Raises BadInput for a file or an option that cannot be used, and GateFailed when ONNX Runtime
+    does not compute what PyTorch does; then nothing is left behind.
+    """
+    targets = find_targets(list(options.targets))
+    check_options(options)
+    checkpoint = load(path)
+    config = with_context(checkpoint.config, options.max_context)
+    with bundle.staged(options.output) as folder:
+        report("tracing the model", 0, 1)
+        model = trace_model(config, DTYPES[options.dtype], options.opset)
+        skeleton = simplify(model, len(STEP_INPUTS) + len(state_specs(config)))
+        hide_layers(skeleton)
+        report("tracing the model", 1, 1)
+        weights = weights_of(skeleton, checkpoint.weights)
+        check_space(folder, weights, 1 + sum(target.kind != "cpu" for target in targets))
+
+        portable = lower.portable(skeleton.model, FORM, options.opset)
+        write_model(portable, weights, folder / "model.onnx", report=report)
+        check_saved(folder / "model.onnx", options.opset, functions=True)
+        variants = {t.name: write_variant(skeleton, weights, folder, t, report) for t in targets}
+        if checkpoint.tokenizer is not None:
+            (folder / "tokenizer.json").write_text(checkpoint.tokenizer, encoding="utf-8")
+
+        for tensor in checkpoint.weights.values():
+            release(tensor)
+        del model, skeleton, weights, portable
+        gc.collect()
+        outcome = prove(folder, checkpoint, config, variants, options.dtype, report)
+        bundle.write_manifest(
+            folder,
+            {
+                "format": bundle.FORMAT,
+                "version": bundle.VERSION,
+                "edgepool": __version__,
+                "config": config.to_dict(),
+                "source_digest": checkpoint.source,
+                "opset": options.opset,
+                "dtype": options.dtype,
+                "functions": FORM,
+                "variants": variants,
+                "quantization": None,
+                "reference": "reference.json",
+                "parity": outcome,
+            },
+        )
+    return Bundle.open(options.output)
+
+
+def check_options(options: Options) -> None:
+    if options.dtype not in DTYPES:
+        raise BadInput(f"dtype '{options.dtype}': choose one of {', '.join(DTYPES)}")
+    if options.opset not in OPSETS:
+        raise BadInput(
+            f"opset {options.opset}: choose one of {', '.join(map(str, OPSETS))} "
+            "(opset 17 is what --target jetson-agx-xavier writes)"
+        )
+
+
+def with_context(config: ModelConfig, max_context: int | None) -> ModelConfig:
+    """The configuration with a shorter context; raises BadInput for one beyond the model's."""
+    if max_context is None:
+        return config
+    if not 1 <= max_context <= config.max_context:
+        raise BadInput(
+            f"--max-context {max_context}: the model's context is {config.max_context} tokens; "
+            "choose at most that"
+        )
+    return dataclasses.replace(config, max_context=max_context)
+
+
+def check_space(folder: Path, weights: Sequence[Weight], copies: int) -> None:
+    """Raise BadInput when the disk cannot hold the graphs' weights."""
+    needed = sum(weight.nbytes for weight in weights) * copies
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise BadInput(
+            f"{folder.parent}: the bundle needs {needed / 1e9:.1f} GB and the disk has "
+            f"{free / 1e9:.1f} GB free: free some, or choose another --output"
+        )
+
+
+def hide_layers(skeleton: Skeleton) -> None:
+    """Drop the outputs `hidden.I`; the values keep their names, for `probe.watch`."""
+    outputs = skeleton.model.graph.outputs
+    outputs[:] = [value for value in outputs if not value.name.startswith("hidden.")]
+
+
+def write_variant(
+    skeleton: Skeleton, weights: Sequence[Weight], folder: Path, target: Target, report: Report
+) -> dict[str, Any]:
+    """Write variants/TARGET/model.onnx; returns its record for the manifest.
+
+    The folder holds all that the target needs, weights included, so that it can be copied alone.
+    For a target that runs the portable graph, that is the variant.
+    """
+    record = {"opset": target.opset, "ir_version": target.ir_version, "functions": target.functions}
+    if target.functions == FORM:
+        return {"model": "model.onnx", **record}
+    if target.runs_plugins:
+        known = lower.parser_operators(target.operators) if target.operators else ()
+        model = lower.for_plugins(skeleton.model, target.opset, known)
+    else:
+        model = lower.portable(skeleton.model, target.functions, target.opset)
+    path = folder / "variants" / target.name / "model.onnx"
+    path.parent.mkdir(parents=True)
+    write_model(model, weights, path, report=report)
+    check_saved(path, target.opset, functions=not target.runs_plugins)
+    return {"model": f"variants/{target.name}/model.onnx", **record}
+
+
+def check_saved(path: Path, opset: int, functions: bool) -> None:
+    """Read a written file again and raise GateFailed unless it is what it was meant to be."""
+    saved = read_graph(path)
+    versions = {entry.domain: entry.version for entry in saved.opset_import}
+    if versions.get("") != opset or saved.ir_version != lower.IR_VERSIONS[opset]:
+        raise GateFailed(f"{path.name}: saved with opset {versions.get('')}, meant {opset}")
+    if bool(saved.functions) != functions:
+        raise GateFailed(f"{path.name}: saved with {len(saved.functions)} functions")
+
+
+# ----------------------------------------------------------------------------------- parity
+
+
+def prove(
+    folder: Path,
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    variants: dict[str, Any],
+    dtype: str,
+    report: Report,
+) -> dict[str, Any]:
+    """Compare every graph in the folder with PyTorch; writes reference.json.
+
+    Returns what the manifest records: by graph, what was measured. Raises GateFailed.
+    """
+    schedule = plan(config, text_tokens(checkpoint))
+    log = ReferenceLog(config, schedule)
+    checkpoint = dataclasses.replace(checkpoint, config=config)
+    size = sum(tensor.numel() for tensor in checkpoint.weights.values()) * 4
+    compare = whole if size <= WHOLE_MODEL_BYTES else by_layer.compare
+    outcomes = {}
+    paths = {"model.onnx": folder / "model.onnx"}
+    paths.update({v["model"]: folder / v["model"] for v in variants.values()})
+    for number, (name, path) in enumerate(paths.items()):
+        graph = lower.runnable(read_graph(path))
+        steps = schedule if number == 0 else shortened(schedule)
+        seen = log.add if number == 0 else lambda reference: None
+        outcome = compare(graph, path.parent, checkpoint, steps, dtype, report, seen)
+        outcome.require(name)
+        outcomes[name] = outcome.to_dict()
+    text = json.dumps(log.to_dict(), separators=(",", ":"))
+    (folder / "reference.json").write_text(text + "\n", encoding="utf-8")
+    return outcomes
+
+
+def whole(
+    graph: onnx.ModelProto,
+    folder: Path,
+    checkpoint: Checkpoint,
+    schedule: Schedule,
+    dtype: str,
+    report: Report,
+    seen: Callable[[parity.Reference], None],
+) -> parity.Outcome:
+    from ..model import Model
+
+    model = Model.from_checkpoint(checkpoint)
+    return parity.compare(graph, folder, model, schedule, dtype, report, seen)
+
+
+def text_tokens(checkpoint: Checkpoint) -> list[int]:
+    """Tokens of an English text that every Python has; none without a tokenizer."""
+    if checkpoint.tokenizer is None:
+        return []
+    from pydoc_data.topics import topics
+
+    from tokenizers import Tokenizer
+
+    text = "\n\n".join(topics[name] for name in sorted(topics)[:40])
+    return Tokenizer.from_str(checkpoint.tokenizer).encode(text[:40_000]).ids

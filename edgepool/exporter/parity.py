@@ -1,0 +1,262 @@
+"""Is the exported file PyTorch's model? Both run the same steps, every difference is measured.
+
+Where rounding turns a near-tie of the selection, or of INT8 storage, the two go different ways and
+the export is not to blame. Such flips are counted and must stay rare; parity of the logits is then
+taken again with the reference's selection and state fed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..config import StateSpec, state_specs
+from ..errors import GateFailed
+from ..model import Model, new_state
+from .probe import FED, Probe, feed, selections, watch
+from .schedule import Schedule, Step, decode_step
+
+TOLERANCES = {"fp32": 1e-3, "fp16": 0.25}
+ROUNDED_TOLERANCE = 5e-2
+MOST_FLIPS = 1e-3  # of all selections, and of all stored INT8 values
+
+Report = Callable[[str, int, int], None]
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass
+class Outcome:
+    """What was measured; the manifest records it.
+
+    The logit differences are apart for steps in which a stored INT8 value was rounded the other
+    way. fed: the reference's selection and state were fed in.
+    """
+
+    dtype: str
+    tolerance: float
+    tokens: int
+    fed: bool = False
+    steps: int = 0
+    max_logit_difference: float = 0.0
+    max_logit_difference_rounded: float = 0.0
+    max_state_difference: float = 0.0
+    greedy_differences: int = 0
+    selections: int = 0
+    selection_flips: int = 0
+    stored: int = 0
+    stored_flips: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        record = asdict(self)
+        return {k: float(f"{v:.3g}") if isinstance(v, float) else v for k, v in record.items()}
+
+    def require(self, where: str) -> None:
+        """Raise GateFailed with the first thing that is not as it has to be."""
+        rounded = max(ROUNDED_TOLERANCE, self.tolerance)
+        checks = {
+            f"a logit differs by {self.max_logit_difference:.3g} (limit {self.tolerance:g})": (
+                self.max_logit_difference <= self.tolerance
+            ),
+            f"a logit differs by {self.max_logit_difference_rounded:.3g} where INT8 rounding does "
+            f"(limit {rounded:g})": self.max_logit_difference_rounded <= rounded,
+            f"{self.greedy_differences} greedy tokens differ": self.greedy_differences == 0,
+            f"{self.selection_flips} of {self.selections} selected blocks differ": (
+                self.selection_flips <= MOST_FLIPS * self.selections
+            ),
+            f"{self.stored_flips} of {self.stored} stored INT8 values differ": (
+                self.stored_flips <= MOST_FLIPS * self.stored
+            ),
+        }
+        for what, passed in checks.items():
+            if not passed:
+                raise GateFailed(f"{where}: not equal to PyTorch: {what}")
+
+
+# --------------------------------------------------------------------------------- reference
+
+
+@dataclass
+class Reference:
+    """One step of the reference: the state before it and everything that came out.
+
+    logits [B,ROWS,vocab]; hidden [B,S,hidden] float32 per layer; selected [B,S,Hs,K] per
+    IndexPoolSelect; updated: the state after the step.
+    """
+
+    step: Step
+    state: list[Tensor]
+    logits: np.ndarray
+    hidden: list[np.ndarray]
+    selected: list[np.ndarray]
+    updated: list[Tensor]
+
+
+class Recorder(TorchDispatchMode):
+    """Keeps what `edgepool::index_pool_select` returns, in the order of the calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.selected: list[np.ndarray] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.edgepool.index_pool_select.default:
+            self.selected.append(result.numpy())
+        return result
+
+
+@torch.no_grad()
+def reference_steps(model: Model, schedule: Schedule) -> Iterator[Reference]:
+    """Run the schedule with PyTorch; decode steps take the token of the highest logit."""
+    batch = len(schedule.prompts)
+    table = torch.from_numpy(schedule.page_table)
+    state = new_state(model.config, batch, schedule.pages, model.embed.weight.dtype)
+    step, number, best = schedule.prefill[0], 0, np.zeros(batch, np.int32)
+    while True:
+        ids, past, new, rows = map(
+            torch.from_numpy, (step.input_ids, step.past_len, step.new_len, step.logit_rows)
+        )
+        with Recorder() as recorder:
+            logits, hidden, updated = model.forward_layers(ids, table, past, new, rows, *state)
+        layers = [x.float().numpy() for x in hidden]
+        yield Reference(step, state, logits.numpy(), layers, recorder.selected, updated)
+        state, number = updated, number + 1
+        best = np.where(step.real, logits[:, 0].argmax(-1).numpy(), best)
+        if number < len(schedule.prefill):
+            step = schedule.prefill[number]
+        elif number < schedule.steps:
+            step = decode_step(best, step.past_len + step.new_len)
+        else:
+            return
+
+
+# -------------------------------------------------------------------------------- comparison
+
+
+def compare(
+    graph: onnx.ModelProto,
+    folder: Path,
+    model: Model,
+    schedule: Schedule,
+    dtype: str,
+    report: Report = lambda step, done, total: None,
+    seen: Callable[[Reference], None] = lambda reference: None,
+) -> Outcome:
+    """Run a graph (from `probe.read_graph`) on ONNX Runtime beside PyTorch.
+
+    First each keeps its own state and selection; if a flip then takes the logits apart, again with
+    the reference's fed in. seen is called with every step of the reference.
+    """
+    free = _compare(graph, folder, model, schedule, dtype, False, report, seen)
+    if not (free.selection_flips or free.stored_flips):
+        return free
+    if free.max_logit_difference <= free.tolerance and not free.max_logit_difference_rounded:
+        return free
+    return _compare(graph, folder, model, schedule, dtype, True, report, lambda reference: None)
+
+
+def _compare(
+    graph: onnx.ModelProto,
+    folder: Path,
+    model: Model,
+    schedule: Schedule,
+    dtype: str,
+    fed: bool,
+    report: Report,
+    seen: Callable[[Reference], None],
+) -> Outcome:
+    names = selections(graph)
+    watched = onnx.ModelProto()
+    watched.CopyFrom(graph)
+    if fed:
+        feed(watched, names)
+    watch(watched, names)
+    probe = Probe(watched, folder)
+    outcome = Outcome(dtype, TOLERANCES[dtype], schedule.tokens, fed)
+    specs = state_specs(model.config)
+    state: Arrays = {}
+    for reference in reference_steps(model, schedule):
+        if fed or not state:
+            state = {s.name: x.numpy() for s, x in zip(specs, reference.state)}
+        values = {**step_inputs(schedule, reference.step), **state}
+        values.update({FED + name: x for name, x in zip(names, reference.selected)})
+        got = probe.run(values)
+        state = {spec.name: got[f"{spec.name}_out"] for spec in specs}
+        _measure(outcome, reference, got, names, specs)
+        seen(reference)
+        report("comparing with PyTorch", outcome.steps, schedule.steps)
+    return outcome
+
+
+def step_inputs(schedule: Schedule, step: Step) -> Arrays:
+    """The inputs of a step that are not state."""
+    return {
+        "input_ids": step.input_ids,
+        "page_table": schedule.page_table,
+        "past_len": step.past_len,
+        "new_len": step.new_len,
+        "logit_rows": step.logit_rows,
+    }
+
+
+def _measure(
+    outcome: Outcome,
+    reference: Reference,
+    got: Mapping[str, np.ndarray],
+    names: list[str],
+    specs: list[StateSpec],
+) -> None:
+    """Add the differences of one step to the outcome."""
+    outcome.steps += 1
+    rounded = 0
+    for spec, tensor in zip(specs, reference.updated, strict=True):
+        mine, theirs = got[f"{spec.name}_out"], tensor.numpy()
+        if theirs.dtype == np.int8:
+            rounded += int((mine != theirs).sum())
+            outcome.stored += int((theirs != 0).sum())
+        else:
+            worst = largest_difference(mine, theirs)
+            outcome.max_state_difference = max(outcome.max_state_difference, worst)
+    outcome.stored_flips += rounded
+    for name, theirs in zip(names, reference.selected, strict=True):
+        flips, count = selection_flips(got[name], theirs)
+        outcome.selection_flips += flips
+        outcome.selections += count
+    real = reference.step.real
+    mine, theirs = got["logits"][real], reference.logits[real]
+    worst = largest_difference(mine, theirs)
+    if rounded:
+        outcome.max_logit_difference_rounded = max(outcome.max_logit_difference_rounded, worst)
+    else:
+        outcome.max_logit_difference = max(outcome.max_logit_difference, worst)
+    outcome.greedy_differences += greedy_differences(mine, theirs, 2 * outcome.tolerance)
+
+
+def largest_difference(mine: np.ndarray, theirs: np.ndarray) -> float:
+    """max |mine - theirs|; infinite where one is NaN, so that it never passes for small."""
+    change = np.abs(mine.astype(np.float32) - theirs.astype(np.float32))
+    return float(np.nan_to_num(change, nan=np.inf).max(initial=0))
+
+
+def selection_flips(mine: np.ndarray, theirs: np.ndarray) -> tuple[int, int]:
+    """How many of the reference's selected blocks [B,S,Hs,K] are missing, and their number."""
+    rows = (mine != theirs).any(-1)
+    found = (mine[rows][..., None, :] == theirs[rows][..., :, None]).any(-1)
+    return int(((theirs[rows] >= 0) & ~found).sum()), int((theirs >= 0).sum())
+
+
+def greedy_differences(mine: np.ndarray, theirs: np.ndarray, tie: float) -> int:
+    """Rows of logits [...,vocab] whose highest is another token, and not within `tie` of it."""
+    token = mine.argmax(-1)
+    behind = theirs.max(-1) - np.take_along_axis(theirs, token[..., None], -1)[..., 0]
+    return int((behind > tie).sum())
