@@ -1,0 +1,113 @@
+"""ONNX Runtime against PyTorch, through sessions and whole generations of a small model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgepool.checkpoint import Checkpoint, load
+from edgepool.config import ModelConfig
+from edgepool.exporter.export import Options, export
+from edgepool.runtime import ort_session, torch_session
+from edgepool.runtime.generate import Completion, generate
+from edgepool.runtime.session import Session
+from edgepool.runtime.source import open_source
+
+from .fakes import config
+from .models import TEMPLATE, token_ids, write_checkpoint
+
+PROMPTS = [
+    "Once upon a time",
+    "The quick brown fox jumps over the lazy dog, and " * 2,
+    "naïve café 你好 👍🏽",
+    "0123456789" * 5,
+    "def f(x):\n    return x + 1\n",
+]
+
+CONFIGS = {
+    "int8": {"kv_dtype": "int8"},
+    "mixed": {"num_layers": 4, "layer_types": ("full", "window", "keypoints", "sparse")},
+}
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def exported(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Checkpoint, Path]:
+    folder = tmp_path_factory.mktemp(request.param)
+    c = config(chat_template=TEMPLATE, **CONFIGS[request.param])
+    path = write_checkpoint(folder / "model.pt", c, scale=3.0)
+    export(path, Options(output=folder / "edgepool-bundle"))
+    return load(path), folder / "edgepool-bundle"
+
+
+def sessions(exported: tuple[Checkpoint, Path], **options: int) -> tuple[Session, Session]:
+    checkpoint, bundle = exported
+    c: ModelConfig = checkpoint.config
+    return (
+        torch_session.open_session(checkpoint, **options),
+        ort_session.open_session(bundle / "model.onnx", c, threads=1, **options),
+    )
+
+
+def close(actual: np.ndarray, expected: np.ndarray) -> None:
+    np.testing.assert_allclose(actual, expected, atol=1e-3)
+
+
+def test_ragged_steps_and_rollback(exported: tuple[Checkpoint, Path]) -> None:
+    for chunk in (5, 64):
+        reference, session = sessions(exported, batch=2, capacity=100, chunk=chunk)
+        texts = [token_ids(50, seed=1), token_ids(37, seed=2)]
+        for a, b in ((0, 3), (3, 4), (4, 37)):
+            step = [texts[0][a:b], texts[1][a:b]]
+            close(session.feed(step), reference.feed(step))
+        step = [texts[0][37:], []]
+        close(session.feed(step)[0], reference.feed(step)[0])
+        for s in (session, reference):
+            s.rollback([41, 18])
+        step = [[7], texts[1][:9]]
+        close(session.feed(step), reference.feed(step))
+        assert session.cache_bytes == reference.cache_bytes
+
+
+def test_greedy_text_is_the_same(exported: tuple[Checkpoint, Path]) -> None:
+    def completions(backend: str) -> list[Completion]:
+        source = open_source(exported[1], backend, threads=1)
+        session = source.open_session(124)
+        results = []
+        for prompt in PROMPTS:
+            session.rollback([0])
+            prompt_ids = source.encode(prompt)[:60]
+            results.append(generate(session, source.tokenizer, prompt_ids, max_new_tokens=64))
+        return results
+
+    for ort, torch in zip(completions("ort"), completions("torch")):
+        assert len(ort.token_ids) == 64
+        assert ort.token_ids == torch.token_ids
+        assert ort.text == torch.text
+        assert ort.attended_fraction == torch.attended_fraction
+
+
+def test_state_stays_in_place(exported: tuple[Checkpoint, Path]) -> None:
+    """The exported graph updates the bound buffers: a step's time does not grow with the pool."""
+    checkpoint, bundle = exported
+    c = checkpoint.config
+    backend = ort_session.OrtBackend(bundle / "model.onnx", c, 1, 17, threads=1)
+    session = Session(c, backend, 1, 128, 32)
+    addresses = {name: value.data_ptr() for name, value in backend.state.items()}
+    session.feed([token_ids(40)])
+    written = {name: value.numpy().copy() for name, value in backend.state.items()}
+    assert {name for name, array in written.items() if array.any()} >= {
+        name for name in written if name.startswith(("k_pool", "v_pool"))
+    }
+    for token in range(9):
+        session.feed([[token]])
+    assert {name: value.data_ptr() for name, value in backend.state.items()} == addresses
+    for name, value in backend.state.items():
+        if name.startswith("k_pool"):
+            held = value.numpy()
+            np.testing.assert_array_equal(held[1:6], written[name][1:6])  # full pages stay
+            assert held[6].any()  # tokens 40.. went into the next page
+            assert not held[0].any()  # the null page stays zero
