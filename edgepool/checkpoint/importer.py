@@ -47,9 +47,11 @@ def import_checkpoint(
     Raises BadInput for a source that edgepool cannot express, and writes nothing then.
     """
     started = time.monotonic()
-    target = Path(target)
+    source, target = Path(source), Path(target)
     retrofit.settings(1)  # a wrong option is reported before a large file is read
-    found = open_source(Path(source))
+    found = open_source(source)
+    if target.exists() and target.samefile(source):
+        raise BadInput(f"{target}: is the source; name another file to write")
     fields = dict(found.fields)
     config = ModelConfig(**fields, **retrofit.settings(fields["num_layers"]))
     save(target, config, found.weights, found.tokenizer, origin=found.path, report=report)

@@ -65,6 +65,7 @@ def test_import_in_full(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         (["source", "--attention", "dense"], "error: attention: 'dense'"),
         (["source", "--budget", "many"], "error: invalid value for '--budget'"),
         (["source", "-o", "no/model.pt"], "error: no/model.pt: cannot write"),
+        (["source", "-o", "source"], "error: source: is the source"),
     ],
 )
 def test_import_faults(
