@@ -180,9 +180,9 @@ def _physical(b: Body, shared: Body, site: Site, single: bool) -> str:
     length: str | int = 1 if single else shared.size("q", 1)
     rows = batch if single else shared.Mul(batch, length)
 
-    query = b.reshape(b.transpose(_query(b, site), 2, 0, 1, 3, 4), heads, -1, dim)
+    query = b.reshape(b.transpose(_query(b, site), 2, 4, 0, 1, 3), heads, dim, -1)
     index = as_float(b, b.reshape("index_pool", heads, -1, dim), site.storage)
-    scores = b.MatMul(query, b.transpose(index, 0, 2, 1))  # [Hs, B * S * Hq, pools]
+    scores = b.transpose(b.MatMul(index, query), 0, 2, 1)  # [Hs, B * S * Hq, pools]
     if site.storage == INT8:
         scores = b.Mul(scores, b.reshape("index_scale", heads, 1, -1))
     scores = b.Reshape(scores, shared.shape(heads, rows, queries, -1))

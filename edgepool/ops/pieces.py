@@ -49,12 +49,11 @@ def slots(
     """
     page = pages_at(b, b.Div(number, per_page))
     stored = b.And(real, b.Greater(page, 0))
-    page = b.unsqueeze(b.Where(stored, page, 0), 2, 3)
-    slot = b.unsqueeze(b.Where(stored, b.Mod(number, per_page), 0), 2, 3)
-    columns = [page, slot]
-    columns.insert(head_axis, b.Mul(slot, 0))
-    head = [[h if axis == head_axis else 0 for axis in range(3)] for h in range(heads)]
-    index = b.Add(b.Concat(*columns, axis=3), b.constant(head, "int32"))
+    place = [b.Where(stored, page, 0), b.Where(stored, b.Mod(number, per_page), 0)]
+    columns = [b.Expand(b.unsqueeze(x, 2, 3), b.shape(1, 1, heads, 1)) for x in place]
+    head = b.unsqueeze(b.range(heads), 1)
+    columns.insert(head_axis, b.Add(b.Mul(columns[0], 0), head))
+    index = b.Concat(*columns, axis=3)
     return b.cast(index, INT64), b.unsqueeze(stored, 2, 3)
 
 
