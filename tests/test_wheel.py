@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -15,6 +16,7 @@ from tests.environments import python_3_8
 
 ROOT = Path(__file__).resolve().parents[1]
 DELIVERED = ("export", "plugins")  # beside the package in a checkout
+PROMPT = ("--prompt", "Once upon a time", "--max-new-tokens", "16", "--json")
 pytestmark = pytest.mark.slow
 
 
@@ -25,6 +27,22 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(build, check=True)
     (built,) = folder.glob("*.whl")
     return built
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model, its bundle, and the tokens that PyTorch continues PROMPT with."""
+    folder = tmp_path_factory.mktemp("bundle")
+    checkout = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for arguments in (
+        ["init", "edgepool-tiny", "-o", "tiny.pt"],
+        ["export", "tiny.pt"],
+        ["run", "tiny.pt", *PROMPT],
+    ):
+        command = [sys.executable, "-m", "edgepool", *arguments]
+        result = subprocess.run(command, cwd=folder, check=True, env=checkout, capture_output=True)
+    (folder / "expected.json").write_bytes(result.stdout)
+    return folder
 
 
 @pytest.fixture(scope="module", params=["this python", "python 3.8"])
@@ -68,3 +86,12 @@ def test_missing_extra_is_named(edgepool: Callable) -> None:
     result = edgepool("init", "edgepool-tiny", "-o", "model.pt")
     assert result.returncode == 3
     assert "pip install 'edgepool[export]'" in result.stderr
+
+
+def test_a_bundle_runs_without_extras(edgepool: Callable, bundle: Path) -> None:
+    """What a checkout exports, an installation without torch runs, to the same tokens."""
+    result = edgepool("run", str(bundle / "edgepool-bundle"), *PROMPT)
+    assert result.returncode == 0, result.stderr
+    expected = json.loads((bundle / "expected.json").read_text())
+    assert len(expected["token_ids"]) == 16
+    assert json.loads(result.stdout)["token_ids"] == expected["token_ids"]
