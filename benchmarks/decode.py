@@ -128,8 +128,6 @@ class Dense:
         self.binding.bind_ortvalue_output("logits", self.logits)
 
     def step(self, past: int, new: int) -> None:
-        # Padded to the chunk, a last chunk of other length would be a first-time shape: callers
-        # use equal chunks.
         inputs = {
             "input_ids": np.zeros((1, new), np.int32),
             "logit_rows": np.array([new - 1], np.int32),
@@ -160,9 +158,7 @@ def prefill(model: Sparse | Dense, tokens: int) -> None:
 
 def write_graphs(folder: Path, config: ModelConfig) -> int:
     """Both graphs with the same random weights; returns the bytes of weights that a step reads."""
-    weights = {
-        n: w.read() if hasattr(w, "read") else w for n, w in random_weights(config, 0).items()
-    }
+    weights = {name: weight.read() for name, weight in random_weights(config, 0).items()}
     skeleton = simplify(
         trace_model(config, torch.float32), len(STEP_INPUTS) + len(state_specs(config))
     )

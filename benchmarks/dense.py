@@ -1,4 +1,4 @@
-"""The dense baseline: the same weights in the best decode graph that ONNX Runtime has operators for.
+"""The dense baseline: the same weights in the best graph that ONNX Runtime has operators for.
 
 GroupQueryAttention with rotary inside, packed QKV and the cache bound in place, and fused skip +
 RMSNorm: the graph that ONNX Runtime's own model builder makes for this family.
