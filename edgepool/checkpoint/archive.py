@@ -60,10 +60,10 @@ def write_archive(
 @contextlib.contextmanager
 def staged(path: Path) -> Iterator[BinaryIO]:
     """A stream that becomes `path` when the block succeeds and leaves nothing when it fails."""
-    if path.is_dir():
-        raise BadInput(f"{path}: is a folder; name a file to write")
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
+        if path.is_dir():
+            raise BadInput(f"{path}: is a folder; name a file to write")
         try:
             with open(temporary, "xb") as stream:
                 yield stream

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -74,6 +75,7 @@ def hf_model(family: str, seed: int = 0, **settings: object) -> PreTrainedModel:
     return model.eval()
 
 
+@functools.cache
 def byte_level_tokenizer(vocab_size: int = 320) -> Tokenizer:
     """A byte-level BPE trained on TEXT by `tokenizers`, with three control tokens first."""
     tokenizer = Tokenizer(models.BPE())

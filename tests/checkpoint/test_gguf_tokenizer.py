@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import pydoc_data.topics
@@ -15,8 +16,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, pre_tokenizers
 from transformers import AutoTokenizer
 
-from edgepool.checkpoint import import_checkpoint, load
 from edgepool.checkpoint.gguf_tokenizer import build_tokenizer, end_tokens
+from edgepool.checkpoint.importer import open_source
 from edgepool.errors import BadInput
 
 from .models import TEXT, byte_level_tokenizer
@@ -59,16 +60,15 @@ def built(**options: object) -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    target = tmp_path_factory.mktemp("smollm2") / "model.pt"
-    import_checkpoint(smollm2_gguf, target)
-    checkpoint = load(target, check_values=False)
-    assert checkpoint.config.bos_token_id == 1
-    assert checkpoint.config.eos_token_ids == (2, 0)  # <|im_end|>, <|endoftext|>
-    assert checkpoint.config.chat_template.startswith("{% for message in messages %}")
-    return Tokenizer.from_str(checkpoint.tokenizer)
+def smollm2(smollm2_gguf: Path) -> Tokenizer:
+    source = open_source(smollm2_gguf)
+    assert source.fields["bos_token_id"] == 1
+    assert source.fields["eos_token_ids"] == (2, 0)  # <|im_end|>, <|endoftext|>
+    assert source.fields["chat_template"].startswith("{% for message in messages %}")
+    return Tokenizer.from_str(source.tokenizer)
 
 
+@pytest.mark.slow
 def test_smollm2_equals_transformers(smollm2: Tokenizer, smollm2_gguf: Path) -> None:
     theirs = AutoTokenizer.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name)
     # transformers does not know the `smollm` words; SmolLM2's tokenizer.json cuts out each digit
@@ -145,11 +145,16 @@ def test_llama3_takes_a_word_that_is_a_token_whole() -> None:
     assert tokenizer.encode("qqqq").tokens == ["q"] * 4
 
 
+@functools.cache
+def reader(pre: str) -> Tokenizer:
+    return built(pre=pre, add_bos_token=False)
+
+
 @pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "smaug-bpe", "default"])
 @settings(max_examples=50, deadline=None)
 @given(text=st.text())
 def test_any_text_comes_back(pre: str, text: str) -> None:
-    tokenizer = built(pre=pre, add_bos_token=False)
+    tokenizer = reader(pre)
     assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
 
 
@@ -250,6 +255,11 @@ def piece_metadata(trained: sentencepiece.SentencePieceProcessor) -> dict[str, o
     }
 
 
+@pytest.fixture(scope="module")
+def pieces(trained: sentencepiece.SentencePieceProcessor) -> Tokenizer:
+    return Tokenizer.from_str(build_tokenizer(PATH, piece_metadata(trained)))
+
+
 PIECE_TEXT = st.text(st.sampled_from("abcdefiklmnoprstuwxyz    .,()\"'_0123456789\n\tAÉé漢🙂"))
 
 
@@ -258,12 +268,11 @@ PIECE_TEXT = st.text(st.sampled_from("abcdefiklmnoprstuwxyz    .,()\"'_012345678
 @example(text=TEXT)
 @given(text=PIECE_TEXT)
 def test_pieces_equal_sentencepiece(
-    trained: sentencepiece.SentencePieceProcessor, text: str
+    trained: sentencepiece.SentencePieceProcessor, pieces: Tokenizer, text: str
 ) -> None:
-    tokenizer = Tokenizer.from_str(build_tokenizer(PATH, piece_metadata(trained)))
     ids = trained.encode(text)
-    assert tokenizer.encode(text, add_special_tokens=False).ids == ids
-    assert tokenizer.decode(ids) == trained.decode(ids)
+    assert pieces.encode(text, add_special_tokens=False).ids == ids
+    assert pieces.decode(ids) == trained.decode(ids)
 
 
 def test_pieces_and_special_tokens(trained: sentencepiece.SentencePieceProcessor) -> None:

@@ -11,6 +11,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 import zipfile
@@ -347,22 +348,20 @@ def test_unwritable_places(tmp_path: Path) -> None:
     failing_save(tmp_path, tensors(), "is a folder")
 
 
-def test_folder_without_permission(tmp_path: Path) -> None:
-    folder = tmp_path / "closed"
-    folder.mkdir()
-    tmp_path.chmod(0o755)
-    for parent in tmp_path.parents:
-        if parent.stat().st_uid == os.geteuid() and parent.name.startswith("pytest"):
-            parent.chmod(0o755)
-    folder.chmod(0o555)
+@pytest.mark.parametrize("mode", [0o555, 0o000])
+def test_folder_without_permission(mode: int) -> None:
     user = os.geteuid()
-    if user == 0:  # nothing is closed to root
-        os.seteuid(65534)
-    try:
-        failing_save(folder / "model.pt", tensors(), "Permission denied")
-    finally:
-        os.seteuid(user)
-    assert not list(folder.iterdir())
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(mode)
+        if user == 0:  # nothing is closed to root
+            os.seteuid(65534)
+        try:
+            failing_save(folder / "model.pt", tensors(), "cannot write: Permission denied")
+        finally:
+            os.seteuid(user)
+            folder.chmod(0o700)
+        assert not list(folder.iterdir())
 
 
 def run_save(folder: Path) -> subprocess.Popen[str]:
