@@ -1,5 +1,5 @@
-// What the runtime tells whoever watches memory accesses. access_plain.cpp watches nothing;
-// access_checked.cpp keeps a shadow of every byte. A runtime links one of the two.
+// What the runtime tells whoever watches memory accesses. plain/ watches nothing; checked/ keeps a
+// shadow of every byte. A runtime has one of the two.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -50,11 +50,13 @@ void report(const std::string& file, int line, const char* kind, const std::stri
 }
 
 void fail(const Site& site, const char* kind, const char* format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  const std::string message = format_arguments(format, arguments);
-  va_end(arguments);
-  report(site.file, site.line, kind, std::string(site.operation) + ": " + message);
+  {  // abandon_launch runs no destructors
+    va_list arguments;
+    va_start(arguments, format);
+    const std::string message = format_arguments(format, arguments);
+    va_end(arguments);
+    report(site.file, site.line, kind, std::string(site.operation) + ": " + message);
+  }
   abandon_launch();
 }
 

@@ -1,5 +1,7 @@
-// Kernels with one fault each. `faults NAME [sm]` runs that one and prints what was found; the line
-// that must be named carries the comment "FAULT: NAME".
+// Kernels with one fault each. `faults SM NAME...` runs those on that device and prints what was
+// found; the line that must be named carries the comment "FAULT: NAME". Alone, it lists the names.
+#include <cstdlib>
+#include <functional>
 #include <map>
 #include <string>
 
@@ -393,16 +395,17 @@ int main(int argc, char** argv) {
   };
   launches["given_back"] = [&] { return gpu::launch(given_back, 1, 32, 0, nullptr, out, gone); };
 
-  const auto found = argc > 1 ? launches.find(argv[1]) : launches.end();
-  if (found == launches.end()) {
-    for (const auto& [name, run] : launches) std::printf("%s\n", name.c_str());
-    return 2;
+  if (argc == 1)
+    for (const auto& launch : launches) std::printf("%s\n", launch.first.c_str());
+  if (argc > 1 && emulation_set_architecture(std::atoi(argv[1]))) return 2;
+  for (int i = 2; i < argc; ++i) {
+    emulation_reset();
+    cudaMemset(out, 0, 4096);
+    const cudaError_t result = launches.at(argv[i])();
+    std::printf("== %s: %s\n", argv[i], cudaGetErrorName(result));
+    for (int f = 0; f < emulation_fault_count(); ++f) std::printf("%s\n", emulation_fault(f));
+    std::fflush(stdout);
   }
-  if (argc > 2 && emulation_set_architecture(std::atoi(argv[2]))) return 2;
-  std::printf("launch: %s\n", cudaGetErrorName(found->second()));
-  std::printf("faults: %d\n", emulation_fault_count());
-  // Under the sanitizers the fault is theirs to report.
-  std::printf("first result: %d\n", out.host()[0]);
   cudaFree(workspace);
   return 0;
 }

@@ -1,7 +1,7 @@
 #pragma once
 #include <cstddef>
 
-#include "access.hpp"
+#include "../access.hpp"
 
 namespace emulation {
 

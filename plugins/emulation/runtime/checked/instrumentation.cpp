@@ -1,6 +1,6 @@
 // The calls that -fsanitize=thread,alignment puts into code, answered by the checked runtime.
-#include "access_checked.hpp"
-#include "fault.hpp"
+#include "watch.hpp"
+#include "../fault.hpp"
 
 using emulation::Access;
 using emulation::watch;

@@ -1,6 +1,6 @@
 // The runtime that watches every access of kernels compiled with -fsanitize=thread (for the
 // calls that puts before each access; the sanitizer's own library is not linked).
-#include "access_checked.hpp"
+#include "watch.hpp"
 
 #include <dlfcn.h>
 #include <link.h>
@@ -12,8 +12,8 @@
 #include <set>
 #include <vector>
 
-#include "../control.h"
-#include "fault.hpp"
+#include "../../control.h"
+#include "../fault.hpp"
 #include "order.hpp"
 #include "shadow.hpp"
 

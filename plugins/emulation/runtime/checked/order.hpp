@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "scheduler.hpp"
+#include "../scheduler.hpp"
 #include "shadow.hpp"
 
 namespace emulation {

@@ -3,9 +3,9 @@
 #include <cstring>
 #include <map>
 
-#include "../control.h"
-#include "access.hpp"
-#include "fault.hpp"
+#include "../../control.h"
+#include "../access.hpp"
+#include "../fault.hpp"
 
 namespace emulation {
 namespace {
