@@ -17,15 +17,16 @@ import torch
 from .. import __version__, bundle
 from ..bundle import Bundle
 from ..checkpoint import Checkpoint, load
-from ..config import ModelConfig, state_specs
+from ..config import ModelConfig
 from ..errors import BadInput, GateFailed
 from ..targets import Target, find_targets
 from . import by_layer, lower, parity
-from .graph import OPSET, STEP_INPUTS, trace_model
+from .graph import OPSET
 from .probe import read_graph
 from .reference import ReferenceLog
 from .schedule import Schedule, plan, shortened
-from .simplify import Skeleton, simplify
+from .simplify import Skeleton
+from .stamp import model_skeleton
 from .weights import Weight, release, weights_of, write_model
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
@@ -61,8 +62,7 @@ def export(path: Path, options: Options, report: Report = lambda step, done, tot
     config = with_context(checkpoint.config, options.max_context)
     with bundle.staged(options.output) as folder:
         report("tracing the model", 0, 1)
-        model = trace_model(config, DTYPES[options.dtype], options.opset)
-        skeleton = simplify(model, len(STEP_INPUTS) + len(state_specs(config)))
+        skeleton = model_skeleton(config, DTYPES[options.dtype], options.opset)
         hide_layers(skeleton)
         report("tracing the model", 1, 1)
         weights = weights_of(skeleton, checkpoint.weights)
@@ -77,7 +77,7 @@ def export(path: Path, options: Options, report: Report = lambda step, done, tot
 
         for tensor in checkpoint.weights.values():
             release(tensor)
-        del model, skeleton, weights, portable
+        del skeleton, weights, portable
         gc.collect()
         outcome = prove(folder, checkpoint, config, variants, options.dtype, report)
         bundle.write_manifest(

@@ -98,6 +98,8 @@ class Probe:
     def __init__(self, model: onnx.ModelProto, folder: Path):
         options = ort.SessionOptions()
         options.log_severity_level = 3
+        options.enable_cpu_mem_arena = False  # it doubles what a session holds
+        options.enable_mem_pattern = False
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.add_session_config_entry(
             "session.model_external_initializers_file_folder_path", str(folder.resolve())

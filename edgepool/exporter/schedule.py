@@ -13,7 +13,7 @@ from ..config import ModelConfig
 
 DECODE_STEPS = 32
 SHORTEST, LONGEST = 128, 1536  # tokens of the longest prompt
-CHUNKS = (384, 129, 1, 7)  # sizes of the prefill steps, in turn
+CHUNKS = (256, 129, 1, 7)  # sizes of the prefill steps, in turn
 ROWS = 3  # rows per sequence and step whose logits are compared
 
 
@@ -77,22 +77,24 @@ def plan(config: ModelConfig, text_ids: Sequence[int], decode: int = DECODE_STEP
         tuple(ids[(start + i) % len(ids)] for i in range(length))
         for start, length in zip((0, 100, 200), lengths)
     )
-    columns = -(-(longest + decode) // config.page_size)
-    order = list(range(1, 1 + len(prompts) * columns))
+    used = [-(-(length + decode) // config.page_size) for length in lengths]
+    order = list(range(1, 1 + sum(used)))
     chooser.shuffle(order)
-    table = np.array(order, np.int32).reshape(len(prompts), columns)
-    return Schedule(prompts, table, 1 + len(order), tuple(_chunks(prompts)), decode)
+    table = np.zeros((len(prompts), max(used)), np.int32)
+    for row, count in zip(table, used):
+        row[:count] = [order.pop() for _ in range(count)]
+    return Schedule(prompts, table, 1 + sum(used), tuple(_chunks(prompts)), decode)
 
 
 def _wanted(config: ModelConfig) -> int:
-    """Tokens that exceed what any window or selection attends to by a quarter, within limits."""
+    """Tokens that exceed what any window or selection attends to by an eighth, within limits."""
     budgets = [
         config.attended_tokens(i, config.max_context)
         for i, kind in enumerate(config.layer_types)
         if kind != "full"
     ]
     budget = max(budgets, default=0)
-    return min(max(budget + budget // 4 + 2 * config.page_size, SHORTEST), LONGEST)
+    return min(max(budget + budget // 8 + 2 * config.page_size, SHORTEST), LONGEST)
 
 
 def _chunks(prompts: tuple[tuple[int, ...], ...]) -> Iterator[Step]:

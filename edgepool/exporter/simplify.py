@@ -236,8 +236,9 @@ def _name(model: ir.Model) -> None:
         for value in node.outputs:
             value.metadata_props.clear()
     constants = _numbering()
-    for value in list(model.graph.initializers.values()):
-        model.graph.initializers.pop(value.name)
+    used = {x: None for node in model.graph for x in node.inputs if x and x.is_initializer()}
+    model.graph.initializers.clear()
+    for value in used:
         value.name = constants(f"constant.{value.dtype.name.lower()}")
         value.const_value.name = value.name
         value.metadata_props.clear()
