@@ -420,7 +420,8 @@ def _is_token(value: Any, config: ModelConfig) -> bool:
 
 def suggest(name: str, known: Any) -> str:
     """` (did you mean 'x'?)` for a mistyped name, or an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=1)
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1) or [n for n in known if name and name in n]
     return " (did you mean '%s'?)" % close[0] if close else ""
 
 
