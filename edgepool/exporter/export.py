@@ -187,11 +187,13 @@ def prove(
 
     Returns what the manifest records: by graph, what was measured. Raises GateFailed.
     """
-    schedule = plan(config, text_tokens(checkpoint))
-    log = ReferenceLog(config, schedule)
+    text = text_tokens(checkpoint)
     checkpoint = dataclasses.replace(checkpoint, config=config)
-    size = sum(tensor.numel() for tensor in checkpoint.weights.values()) * 4
-    compare = whole if size <= WHOLE_MODEL_BYTES else by_layer.compare
+    if is_large(checkpoint):
+        compare, schedule = by_layer.compare, by_layer.short_plan(config, text)
+    else:
+        compare, schedule = whole, plan(config, text)
+    log = ReferenceLog(config, schedule)
     outcomes = {}
     paths = {"model.onnx": folder / "model.onnx"}
     paths.update({v["model"]: folder / v["model"] for v in variants.values()})
@@ -202,9 +204,14 @@ def prove(
         outcome = compare(graph, path.parent, checkpoint, steps, dtype, report, seen)
         outcome.require(name)
         outcomes[name] = outcome.to_dict()
-    text = json.dumps(log.to_dict(), separators=(",", ":"))
-    (folder / "reference.json").write_text(text + "\n", encoding="utf-8")
+    record = json.dumps(log.to_dict(), separators=(",", ":"))
+    (folder / "reference.json").write_text(record + "\n", encoding="utf-8")
     return outcomes
+
+
+def is_large(checkpoint: Checkpoint) -> bool:
+    """Whether parity goes layer by layer."""
+    return sum(x.numel() for x in checkpoint.weights.values()) * 4 > WHOLE_MODEL_BYTES
 
 
 def whole(

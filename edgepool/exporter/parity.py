@@ -25,6 +25,7 @@ from .probe import FED, Probe, feed, selections, watch
 from .schedule import Schedule, Step, decode_step
 
 TOLERANCES = {"fp32": 1e-3, "fp16": 0.25}
+LAYER_TOLERANCES = {"fp32": 1e-4, "fp16": 1e-2}  # `relative_difference` of a layer's output
 ROUNDED_TOLERANCE = 5e-2
 MOST_FLIPS = 1e-3  # of all selections, and of all stored INT8 values
 
@@ -36,23 +37,48 @@ Arrays = dict[str, np.ndarray]
 class Outcome:
     """What was measured; the manifest records it.
 
-    The logit differences are apart for steps in which a stored INT8 value was rounded the other
-    way. fed: the reference's selection and state were fed in.
+    The differences of steps in which a stored INT8 value was rounded the other way are apart.
+    fed: the reference's selection and state were fed in. by_layer: every layer was given the
+    reference's inputs, and the `relative_difference` of its output taken (`by_layer.py`).
     """
 
     dtype: str
     tolerance: float
+    layer_tolerance: float
     tokens: int
     fed: bool = False
+    by_layer: bool = False
     steps: int = 0
     max_logit_difference: float = 0.0
     max_logit_difference_rounded: float = 0.0
+    max_layer_difference: float = 0.0
+    max_layer_difference_rounded: float = 0.0
     max_state_difference: float = 0.0
     greedy_differences: int = 0
     selections: int = 0
     selection_flips: int = 0
     stored: int = 0
     stored_flips: int = 0
+
+    @classmethod
+    def of(cls, dtype: str, tokens: int, fed: bool = False, by_layer: bool = False) -> Outcome:
+        """An empty outcome with the limits of a dtype."""
+        return cls(dtype, TOLERANCES[dtype], LAYER_TOLERANCES[dtype], tokens, fed, by_layer)
+
+    def add_logits(self, mine: np.ndarray, theirs: np.ndarray, rounded: int) -> None:
+        """Compare logits [N,ROWS,vocab]; row 0 is the one whose token a greedy decoder takes."""
+        worst = largest_difference(mine, theirs)
+        if rounded:
+            self.max_logit_difference_rounded = max(self.max_logit_difference_rounded, worst)
+        else:
+            self.max_logit_difference = max(self.max_logit_difference, worst)
+        self.greedy_differences += greedy_differences(mine[:, 0], theirs[:, 0], 2 * self.tolerance)
+
+    def add_layer(self, worst: float, rounded: int) -> None:
+        if rounded:
+            self.max_layer_difference_rounded = max(self.max_layer_difference_rounded, worst)
+        else:
+            self.max_layer_difference = max(self.max_layer_difference, worst)
 
     def to_dict(self) -> dict[str, Any]:
         record = asdict(self)
@@ -67,6 +93,12 @@ class Outcome:
             ),
             f"a logit differs by {self.max_logit_difference_rounded:.3g} where INT8 rounding does "
             f"(limit {rounded:g})": self.max_logit_difference_rounded <= rounded,
+            f"a layer's output differs by {self.max_layer_difference:.3g} of its size "
+            f"(limit {self.layer_tolerance:g})": self.max_layer_difference <= self.layer_tolerance,
+            f"a layer's output differs by {self.max_layer_difference_rounded:.3g} of its size "
+            f"where INT8 rounding does (limit {rounded:g})": (
+                self.max_layer_difference_rounded <= rounded
+            ),
             f"{self.greedy_differences} greedy tokens differ": self.greedy_differences == 0,
             f"{self.selection_flips} of {self.selections} selected blocks differ": (
                 self.selection_flips <= MOST_FLIPS * self.selections
@@ -182,7 +214,7 @@ def _compare(
         feed(watched, names)
     watch(watched, names)
     probe = Probe(watched, folder)
-    outcome = Outcome(dtype, TOLERANCES[dtype], schedule.tokens, fed)
+    outcome = Outcome.of(dtype, schedule.tokens, fed)
     specs = state_specs(model.config)
     state: Arrays = {}
     for reference in reference_steps(model, schedule):
@@ -218,9 +250,26 @@ def _measure(
 ) -> None:
     """Add the differences of one step to the outcome."""
     outcome.steps += 1
+    updated = {spec.name: x for spec, x in zip(specs, reference.updated, strict=True)}
+    rounded = measure_state(outcome, specs, updated, got)
+    for name, theirs in zip(names, reference.selected, strict=True):
+        flips, count = selection_flips(got[name], theirs)
+        outcome.selection_flips += flips
+        outcome.selections += count
+    real = reference.step.real
+    outcome.add_logits(got["logits"][real], reference.logits[real], rounded)
+
+
+def measure_state(
+    outcome: Outcome,
+    specs: list[StateSpec],
+    updated: Mapping[str, Tensor],
+    got: Mapping[str, np.ndarray],
+) -> int:
+    """Compare the state after a step; returns how many INT8 values were rounded the other way."""
     rounded = 0
-    for spec, tensor in zip(specs, reference.updated, strict=True):
-        mine, theirs = got[f"{spec.name}_out"], tensor.numpy()
+    for spec in specs:
+        mine, theirs = got[f"{spec.name}_out"], updated[spec.name].numpy()
         if theirs.dtype == np.int8:
             rounded += int((mine != theirs).sum())
             outcome.stored += int((theirs != 0).sum())
@@ -228,24 +277,19 @@ def _measure(
             worst = largest_difference(mine, theirs)
             outcome.max_state_difference = max(outcome.max_state_difference, worst)
     outcome.stored_flips += rounded
-    for name, theirs in zip(names, reference.selected, strict=True):
-        flips, count = selection_flips(got[name], theirs)
-        outcome.selection_flips += flips
-        outcome.selections += count
-    real = reference.step.real
-    mine, theirs = got["logits"][real], reference.logits[real]
-    worst = largest_difference(mine, theirs)
-    if rounded:
-        outcome.max_logit_difference_rounded = max(outcome.max_logit_difference_rounded, worst)
-    else:
-        outcome.max_logit_difference = max(outcome.max_logit_difference, worst)
-    outcome.greedy_differences += greedy_differences(mine, theirs, 2 * outcome.tolerance)
+    return rounded
 
 
 def largest_difference(mine: np.ndarray, theirs: np.ndarray) -> float:
     """max |mine - theirs|; infinite where one is NaN, so that it never passes for small."""
     change = np.abs(mine.astype(np.float32) - theirs.astype(np.float32))
     return float(np.nan_to_num(change, nan=np.inf).max(initial=0))
+
+
+def relative_difference(mine: np.ndarray, theirs: np.ndarray) -> float:
+    """max |mine - theirs| / (|theirs| + rms(theirs)): fair to small values and to outliers."""
+    rms = float(np.sqrt(np.mean(np.square(theirs, dtype=np.float64)))) or 1.0
+    return largest_difference(mine / (np.abs(theirs) + rms), theirs / (np.abs(theirs) + rms))
 
 
 def selection_flips(mine: np.ndarray, theirs: np.ndarray) -> tuple[int, int]:

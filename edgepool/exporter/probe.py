@@ -18,6 +18,12 @@ from ..onnxfile import skeleton
 from ..ops.registry import DOMAIN
 
 SELECTED = ".selected"  # how the outputs of IndexPoolSelect nodes end (simplify.py names them)
+DTYPES = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(int8)": np.int8,
+    "tensor(int32)": np.int32,
+}
 FED = "fed:"  # before the name of an inner value that is fed
 
 
@@ -110,10 +116,11 @@ class Probe:
             )
         except Exception as error:  # every exception of onnxruntime derives from Exception only
             raise GateFailed(f"ONNX Runtime cannot load the exported graph: {error}") from error
-        self.inputs = [value.name for value in self._session.get_inputs()]
+        self.inputs = {v.name: DTYPES[v.type] for v in self._session.get_inputs()}
         self.outputs = [value.name for value in self._session.get_outputs()]
 
     def run(self, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """All outputs by name; values may hold more than the inputs."""
-        results = self._session.run(self.outputs, {name: values[name] for name in self.inputs})
+        """All outputs by name. Values are cast to the inputs' types, and may be more than those."""
+        feeds = {name: values[name].astype(t, copy=False) for name, t in self.inputs.items()}
+        results = self._session.run(self.outputs, feeds)
         return dict(zip(self.outputs, results, strict=True))

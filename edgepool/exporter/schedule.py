@@ -62,15 +62,20 @@ class Schedule:
         return sum(map(len, self.prompts)) + self.decode * len(self.prompts)
 
 
-def plan(config: ModelConfig, text_ids: Sequence[int], decode: int = DECODE_STEPS) -> Schedule:
+def plan(
+    config: ModelConfig,
+    text_ids: Sequence[int],
+    decode: int = DECODE_STEPS,
+    longest: int | None = None,
+) -> Schedule:
     """Three prompts of different lengths, the longest so long that sparse layers have to choose.
 
-    text_ids are tokens of a text to take the prompts from; without any, they are pseudo-random. The
-    chunks differ in size, end inside pools and pages, and hold nothing for some of the sequences.
-    Pages are handed out in a shuffled order.
+    longest limits that. text_ids are tokens of a text to take the prompts from; without any they
+    are pseudo-random. The chunks differ in size, end inside pools and pages, and hold nothing for
+    some of the sequences. Pages are handed out in a shuffled order.
     """
     chooser = random.Random(0)
-    longest = min(_wanted(config), max(config.max_context - decode, 1))
+    longest = min(longest or _wanted(config), max(config.max_context - decode, 1))
     lengths = [longest, max(1, longest // 3), min(longest, 13)]
     ids = list(text_ids) or [chooser.randrange(config.vocab_size) for _ in range(longest + 200)]
     prompts = tuple(
