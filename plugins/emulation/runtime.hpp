@@ -41,7 +41,7 @@ struct BarrierResult {
   int threads, predicate_true;
 };
 BarrierResult block_barrier(const Site&, bool predicate);
-// `threads` of the block meet at barrier `id`; with `wait` false the caller only reports its arrival.
+// `threads` of the block meet at barrier `id`; without `wait` the caller only reports its arrival.
 void named_barrier(const Site&, int id, int threads, bool wait);
 
 // ---- lanes of a warp ----

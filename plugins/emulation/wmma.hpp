@@ -57,6 +57,19 @@ inline void check_tile(const Site& site, const T* p, unsigned stride) {
     fail(site, "misaligned access", "rows of %u elements are not a multiple of 16 bytes", stride);
 }
 
+struct Read {
+  template <class T>
+  EMULATION_INLINE void operator()(T& element, const T* from) const {
+    element = read_announced(from);
+  }
+};
+struct Write {
+  template <class T>
+  EMULATION_INLINE void operator()(const T& element, T* to) const {
+    write_announced(to, element);
+  }
+};
+
 // Calls touch(element, address) for each element that this lane holds.
 template <class Fragment, class T, class Touch>
 EMULATION_INLINE void for_each_element(Fragment& f, T* tile, unsigned stride, bool by_rows,
@@ -79,26 +92,24 @@ template <class U, int M, int N, int K, class T, class L>
 EMULATION_INLINE void load_matrix_sync(fragment<U, M, N, K, T, L>& f, const T* p, unsigned stride,
                                        EMULATION_CALLER) {
   emulation::check_tile(EMULATION_SITE("load_matrix_sync"), p, stride);
-  emulation::for_each_element(f, p, stride, std::is_same_v<L, row_major>, false,
-                              [](T& element, const T* from) { element = emulation::read_announced(from); });
+  emulation::for_each_element(f, p, stride, std::is_same_v<L, row_major>, false, emulation::Read{});
 }
 template <int M, int N, int K, class T>
 EMULATION_INLINE void load_matrix_sync(fragment<accumulator, M, N, K, T>& f, const T* p,
                                        unsigned stride, layout_t layout, EMULATION_CALLER) {
   emulation::check_tile(EMULATION_SITE("load_matrix_sync"), p, stride);
-  emulation::for_each_element(f, p, stride, layout == mem_row_major, false,
-                              [](T& element, const T* from) { element = emulation::read_announced(from); });
+  emulation::for_each_element(f, p, stride, layout == mem_row_major, false, emulation::Read{});
 }
 template <int M, int N, int K, class T>
 EMULATION_INLINE void store_matrix_sync(T* p, const fragment<accumulator, M, N, K, T>& f,
                                         unsigned stride, layout_t layout, EMULATION_CALLER) {
   emulation::check_tile(EMULATION_SITE("store_matrix_sync"), p, stride);
-  emulation::for_each_element(f, p, stride, layout == mem_row_major, true,
-                              [](const T& element, T* to) { emulation::write_announced(to, element); });
+  emulation::for_each_element(f, p, stride, layout == mem_row_major, true, emulation::Write{});
 }
 
 template <int M, int N, int K, class T, class LA, class LB, class D, class C>
-inline void mma_sync(fragment<accumulator, M, N, K, D>& d, const fragment<matrix_a, M, N, K, T, LA>& a,
+inline void mma_sync(fragment<accumulator, M, N, K, D>& d,
+                     const fragment<matrix_a, M, N, K, T, LA>& a,
                      const fragment<matrix_b, M, N, K, T, LB>& b,
                      const fragment<accumulator, M, N, K, C>& c, EMULATION_CALLER) {
   static_assert(K == 16 && M * N == 256 && (M == 8 || M == 16 || M == 32),

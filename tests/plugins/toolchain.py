@@ -99,6 +99,9 @@ def with_includes(*sources: Path) -> set[Path]:
 def base_flags(compiler: str) -> list[object]:
     # -ffp-contract: one rounding for each operation, on every processor.
     flags = [compiler, "-std=c++17", "-g", "-fPIC", "-ffp-contract=off", *WARNINGS]
+    if "clang" not in Path(compiler).name:
+        # Else the shared memory of a template is one for all libraries of a process.
+        flags.append("-fno-gnu-unique")
     return [*flags, "-isystem", cuda_include(), "-I", PLUGINS]
 
 
@@ -129,7 +132,7 @@ def emulated(
     )
     objects = [built, *runtime_objects(kind == "checked")]
     sanitizers = () if kind == "checked" else KINDS[kind]
-    shared = ("-shared",) if library else ()
+    shared = ("-shared", "-Wl,-Bsymbolic") if library else ()
     return compile_once(
         source.stem + (".so" if library else ""),
         [compiler, *shared, *sanitizers, *objects, "-ldl", "-lpthread"],

@@ -55,7 +55,8 @@ BarrierResult block_barrier(const Site& site, bool predicate) {
 
 void named_barrier(const Site& site, int id, int threads, bool wait) {
   if (id < 1 || id > 15) fail(site, "bad barrier", "barrier %d: ids are 1 to 15", id);
-  if (threads < kLanes || threads % kLanes || threads > (block.threads + kLanes - 1) / kLanes * kLanes)
+  const int most = (block.threads + kLanes - 1) / kLanes * kLanes;
+  if (threads < kLanes || threads % kLanes || threads > most)
     fail(site, "bad barrier", "%d threads: not a multiple of 32 within the block's %d", threads,
          block.threads);
   auto& barrier = block.named[id];

@@ -13,7 +13,7 @@ struct Context {
   Context* next = nullptr;  // in a ContextList
 };
 
-// A stack of contexts that allocates nothing, so that ThreadSanitizer sees no heap shared by threads.
+// A stack of contexts that allocates nothing: ThreadSanitizer would see threads share the heap.
 struct ContextList {
   Context* first = nullptr;
   void push(Context* context) {

@@ -20,11 +20,13 @@ bool parse_schedule(const char* text, Settings& s) {
     s.order = text[0] == 's' ? Order::forward : Order::reversed;
     return true;
   }
-  char* end;
   if (std::strncmp(text, "rand:", 5) != 0 || !text[5]) return false;
-  s.seed = std::strtoull(text + 5, &end, 10);
+  char* end;
+  const uint64_t seed = std::strtoull(text + 5, &end, 10);
+  if (*end) return false;
   s.order = Order::random;
-  return !*end;
+  s.seed = seed;
+  return true;
 }
 
 bool parse_device(int sm, Settings& s) {

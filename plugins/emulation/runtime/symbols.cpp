@@ -33,7 +33,7 @@ std::vector<SourceLine> frames(const void* code) {
   if (!is_library && readlink("/proc/self/exe", program, sizeof program - 1) < 0) return {};
   const ptrdiff_t offset =
       static_cast<const char*>(code) - static_cast<const char*>(module.dli_fbase);
-  const std::string command = text("addr2line -f -C -i -e '%s' 0x%tx 2>/dev/null",
+  const std::string command = text("LD_PRELOAD= addr2line -f -C -i -e '%s' 0x%tx 2>/dev/null",
                                    is_library ? module.dli_fname : program, offset);
   FILE* pipe = popen(command.c_str(), "r");
   if (!pipe) return {};

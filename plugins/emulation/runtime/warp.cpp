@@ -60,7 +60,7 @@ void try_collective(int w, unsigned mask) {
 // A lane that waits for `me` with one mask, while `me` waits for it with another, waits for ever.
 void check_other_masks(const Site& site, const Thread& me, unsigned mask, unsigned waiting) {
   for (int l = 0; l < kLanes; ++l) {
-    if (!(waiting & mask) || !(waiting & mask & 1u << l)) continue;
+    if (!(waiting & mask & 1u << l)) continue;
     const Thread& other = block.thread[me.id / kLanes * kLanes + l];
     if (other.mask != mask && (other.mask & lane_bit(me)))
       fail(site, "bad mask", "mask 0x%08x, but lane %d waits with mask 0x%08x at %s:%d", mask, l,
@@ -147,7 +147,7 @@ void warp_collective(const Site& site, unsigned mask, void* slot, Combine combin
 void warp_exit(Thread& t) {
   auto& warp = block.warp[t.id / kLanes];
   warp.exited |= lane_bit(t);
-  for (int l = 0; warp.waiting >> l && l < kLanes; ++l) {
+  for (int l = 0; l < kLanes; ++l) {
     const Thread& other = block.thread[t.id / kLanes * kLanes + l];
     if ((warp.waiting >> l & 1) && (other.mask & lane_bit(t)))
       try_collective(t.id / kLanes, other.mask);

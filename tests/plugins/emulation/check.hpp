@@ -24,7 +24,9 @@ inline int failures = 0;
 template <class T>
 class DeviceArray {
  public:
-  explicit DeviceArray(size_t n) : n_(n) { cudaMalloc(reinterpret_cast<void**>(&p_), n * sizeof(T)); }
+  explicit DeviceArray(size_t n) : n_(n) {
+    cudaMalloc(reinterpret_cast<void**>(&p_), n * sizeof(T));
+  }
   explicit DeviceArray(const std::vector<T>& v) : DeviceArray(v.size()) {
     cudaMemcpy(p_, v.data(), n_ * sizeof(T), cudaMemcpyHostToDevice);
   }

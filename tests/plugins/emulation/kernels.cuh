@@ -83,7 +83,8 @@ __global__ void warp_exchange(const int* in, int* out) {
 }
 
 // ---- one block ----
-__global__ void __launch_bounds__(1024) row_sum(const float* __restrict__ in, float* __restrict__ out, int n) {
+__global__ void __launch_bounds__(1024)
+    row_sum(const float* __restrict__ in, float* __restrict__ out, int n) {
   __shared__ float part[32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   float sum = 0;
@@ -186,7 +187,8 @@ template <class T2, class T>
 __global__ void fused_multiply(const T* x, const T* a, T* y, int pairs, T b) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= pairs) return;
-  const T2 v = load(reinterpret_cast<const T2*>(x) + i), s = load(reinterpret_cast<const T2*>(a) + i);
+  const T2 v = load(reinterpret_cast<const T2*>(x) + i);
+  const T2 s = load(reinterpret_cast<const T2*>(a) + i);
   T2 bb;
   bb.x = bb.y = b;
   store(reinterpret_cast<T2*>(y) + i, __hfma2(v, s, bb));

@@ -192,8 +192,8 @@ void test_bfloat16() {
 
 void test_dot_int8() {
   std::vector<signed char> a(128), b(128);
-  for (int i = 0; i < 128; ++i)
-    a[i] = static_cast<signed char>(integer(-128, 127)), b[i] = static_cast<signed char>(integer(-128, 127));
+  for (signed char& v : a) v = static_cast<signed char>(integer(-128, 127));
+  for (signed char& v : b) v = static_cast<signed char>(integer(-128, 127));
   Ints wa(32), wb(32), want(32, 1);
   std::memcpy(wa.data(), a.data(), 128);
   std::memcpy(wb.data(), b.data(), 128);

@@ -144,8 +144,13 @@ void fence() { fenced[current->id] = true; }
 void atomic_on(const void* address) {
   for (const Published& p : published[address])
     if (p.block + 1 != blocks.size()) received.push_back({p, epoch, current->id});
-  if (fenced[current->id])
-    published[address].push_back({blocks.size() - 1, epoch, current->id});
+  if (!fenced[current->id]) return;
+  std::vector<Published>& here = published[address];
+  const Published mine{blocks.size() - 1, epoch, current->id};
+  if (!here.empty() && here.back().block == mine.block && here.back().thread == mine.thread)
+    here.back() = mine;
+  else
+    here.push_back(mine);
 }
 
 Stamp now(uint64_t site, bool is_atomic) {
