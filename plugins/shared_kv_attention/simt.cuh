@@ -1,0 +1,246 @@
+// Attention of 16 rows by one warp with scalar arithmetic in FP32: for FP32, and for architectures
+// whose tensor cores want their operands in shared memory.
+//
+// Keys and values go through shared memory in chunks of up to 128 bytes of each of 32 tokens, loaded
+// 16 bytes a lane. For keys a lane has a token: it forms the scores of all rows. For values a lane
+// has some columns: it sums over the tokens. So each byte is loaded once for all rows.
+#pragma once
+#include "attended_set.cuh"
+#include "vectors.cuh"
+
+namespace edgepool {
+namespace shared_kv_attention {
+
+constexpr float kLog2e = 1.4426950408889634f;
+
+template <class T, class P, int DP>  // DP: D, or the next of 64, 128, 256
+class Simt {
+ public:
+  using Activation = T;
+  using Storage = P;
+  static constexpr int kColumns = DP;
+
+ private:
+  static constexpr int kBytes = sizeof(P);
+  static constexpr int kChunk = DP * kBytes < 128 ? DP * kBytes : 128;
+  static constexpr int kChunks = DP * kBytes / kChunk;
+  static constexpr int kVectors = kChunk / 16;  // of a token's chunk; also loads of a lane
+  static constexpr int kPerVector = 16 / kBytes;
+  static constexpr int kLaneBytes = kChunk / kLanes;
+  static constexpr int kPerLane = kLaneBytes / kBytes;
+  static constexpr int kStride = kChunk + 16;  // lanes that read 16 bytes of a column do not clash
+  static constexpr int kWeightStride = kRows + 4;
+  static constexpr int kFour = 4;  // rows that are left out together when there are no more
+
+ public:
+  static constexpr int kQueryBytes = kRows * DP * static_cast<int>(sizeof(float));
+  static constexpr int kStageBytes =
+      kStep * (kStride + kWeightStride * static_cast<int>(sizeof(float)));
+
+  // Queries times scale * log2(e), so that weights are powers of two; zeros where there is none.
+  static GPU_DEVICE void load_queries(const Job& job, const Tile& tile, unsigned char* shared) {
+    constexpr int kElements = 16 / static_cast<int>(sizeof(T)), kWords = 4 / static_cast<int>(sizeof(T));
+    const ReadParams& in = job.in;
+    const float factor = job.in.scale * kLog2e;
+    float* queries = reinterpret_cast<float*>(shared);
+    const int vectors = job.plan.row_warps * kRows * DP / kElements;
+    for (int i = static_cast<int>(threadIdx.x); i < vectors; i += kThreads) {
+      const int row = i * kElements / DP, column = i * kElements % DP;
+      const int query = row / job.plan.group;
+      Vector<16> v = zero_vector<16>();
+      if (query < tile.count && column < in.D) {
+        const int64_t at = (int64_t{tile.b} * in.S + tile.query + query) * in.H +
+                           tile.kv_head * job.plan.group + row % job.plan.group;
+        v = load_vector<16>(static_cast<const T*>(job.in.q) + at * in.D + column);
+      }
+      GPU_UNROLL
+      for (int w = 0; w < 4; ++w) {
+        float x[kWords];
+        unpack(v.word[w], x);
+        GPU_UNROLL
+        for (int e = 0; e < kWords; ++e) queries[i * kElements + w * kWords + e] = x[e] * factor;
+      }
+    }
+  }
+
+  GPU_DEVICE Simt(const Job& job, int first_row, int rows, const unsigned char* queries,
+                  unsigned char* stage)
+      : lane_(static_cast<int>(threadIdx.x) % kLanes),
+        rows_(rows),
+        first_row_(first_row),
+        D_(job.in.D),
+        chunks_((D_ * kBytes + kChunk - 1) / kChunk),
+        queries_(reinterpret_cast<const float*>(queries)),
+        stage_(stage),
+        weights_(reinterpret_cast<float*>(stage + kStep * kStride)) {
+    GPU_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      most_[r] = -INFINITY;
+      sum_[r] = 0;
+      GPU_UNROLL
+      for (int c = 0; c < kChunks; ++c)
+        GPU_UNROLL
+        for (int e = 0; e < kPerLane; ++e) mixed_[r][c][e] = 0;
+    }
+  }
+
+  // Starts to load the keys of a step.
+  GPU_DEVICE void issue(const Job& job, const Token* tokens) { fetch(job.in.k_pool, tokens, 0); }
+
+  GPU_DEVICE void step(const Job& job, const Token* tokens) {
+    float score[kRows];
+    GPU_UNROLL
+    for (int r = 0; r < kRows; ++r) score[r] = 0;
+    for (int c = 0; c < chunks_; ++c) {
+      stash();
+      if (c + 1 < chunks_)
+        fetch(job.in.k_pool, tokens, c + 1);
+      else
+        fetch(job.in.v_pool, tokens, 0);
+      score_chunk(score, c);
+    }
+    weigh(job, score, tokens[lane_]);
+    GPU_UNROLL
+    for (int c = 0; c < kChunks; ++c)
+      if (c < chunks_) {
+        stash();
+        if (c + 1 < chunks_) fetch(job.in.v_pool, tokens, c + 1);
+        mix_chunk(mixed_, c);
+      }
+  }
+
+  // Highest score and sum of weights of each row, into sums[kRows].
+  GPU_DEVICE void summarize(float2* sums) {
+    GPU_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      float sum = sum_[r];
+      GPU_UNROLL
+      for (int other = kLanes / 2; other; other /= 2) sum += __shfl_xor_sync(kAll, sum, other);
+      if (lane_ == 0) sums[r] = make_float2(most_[r], sum);
+    }
+  }
+
+  // Adds (or puts) each row's weighted values times its factor to `rows` [kRows][stride].
+  GPU_DEVICE void deliver(float* rows, int stride, const float* factor, bool put) const {
+    GPU_UNROLL
+    for (int r = 0; r < kRows; ++r)
+      GPU_UNROLL
+      for (int c = 0; c < kChunks; ++c)
+        GPU_UNROLL
+        for (int e = 0; e < kPerLane; ++e) {
+          float& sum = rows[r * stride + c * (kChunk / kBytes) + lane_ * kPerLane + e];
+          const float x = mixed_[r][c][e] * factor[r];
+          sum = put ? x : sum + x;
+        }
+  }
+
+ private:
+  // Loads this lane's part of a chunk of the step's tokens.
+  GPU_DEVICE void fetch(const void* pool, const Token* tokens, int chunk) {
+    GPU_UNROLL
+    for (int i = 0; i < kVectors; ++i) {
+      const int place = i * kLanes + lane_;
+      const Token& token = tokens[place / kVectors];
+      const int column = (chunk * kChunk + place % kVectors * 16) / kBytes;
+      fetched_[i] = token.queries && column < D_
+                        ? load_vector<16>(static_cast<const P*>(pool) + int64_t{token.row} * D_ + column)
+                        : zero_vector<16>();
+    }
+  }
+
+  // Puts what was fetched where all lanes read it.
+  GPU_DEVICE void stash() {
+    __syncwarp();
+    GPU_UNROLL
+    for (int i = 0; i < kVectors; ++i) {
+      const int place = i * kLanes + lane_;
+      *reinterpret_cast<Vector<16>*>(stage_ + place / kVectors * kStride + place % kVectors * 16) =
+          fetched_[i];
+    }
+    __syncwarp();
+  }
+
+  GPU_DEVICE void score_chunk(float (&score)[kRows], int chunk) const {
+    constexpr int kWord = 4 / kBytes;
+    for (int i = 0; i < kVectors; ++i) {
+      const auto key = *reinterpret_cast<const Vector<16>*>(stage_ + lane_ * kStride + i * 16);
+      const float* query = queries_ + (chunk * kChunk + i * 16) / kBytes;
+      float x[4][kWord];
+      GPU_UNROLL
+      for (int w = 0; w < 4; ++w) unpack(key.word[w], x[w]);
+      GPU_UNROLL
+      for (int four = 0; four < kRows; four += kFour) {
+        if (four >= rows_) break;
+        GPU_UNROLL
+        for (int r = four; r < four + kFour; ++r)
+          GPU_UNROLL
+          for (int e = 0; e < kPerVector; e += 4) {
+            const float4 q = *reinterpret_cast<const float4*>(query + r * DP + e);
+            score[r] += q.x * x[e / kWord][e % kWord] + q.y * x[(e + 1) / kWord][(e + 1) % kWord] +
+                        q.z * x[(e + 2) / kWord][(e + 2) % kWord] +
+                        q.w * x[(e + 3) / kWord][(e + 3) % kWord];
+          }
+      }
+    }
+  }
+
+  // Scores of this lane's token to weights, relative to the highest score so far.
+  GPU_DEVICE void weigh(const Job& job, const float (&score)[kRows], const Token& token) {
+    int query = first_row_ / job.plan.group, head = first_row_ % job.plan.group;
+    GPU_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      if (r / kFour * kFour >= rows_) break;
+      const float s = token.queries >> query & 1 ? score[r] * token.k_scale : -INFINITY;
+      if (++head == job.plan.group) head = 0, ++query;
+      if (__any_sync(kAll, s > most_[r])) {
+        float most = fmaxf(most_[r], s);
+        GPU_UNROLL
+        for (int other = kLanes / 2; other; other /= 2)
+          most = fmaxf(most, __shfl_xor_sync(kAll, most, other));
+        const float shrink = exp2f(most_[r] - most);
+        most_[r] = most;
+        sum_[r] *= shrink;
+        GPU_UNROLL
+        for (int c = 0; c < kChunks; ++c)
+          GPU_UNROLL
+          for (int e = 0; e < kPerLane; ++e) mixed_[r][c][e] *= shrink;
+      }
+      const float weight = exp2f(s - (most_[r] == -INFINITY ? 0.f : most_[r]));
+      sum_[r] += weight;
+      weights_[lane_ * kWeightStride + r] = weight * token.v_scale;
+    }
+  }
+
+  GPU_DEVICE void mix_chunk(float (&mixed)[kRows][kChunks][kPerLane], int chunk) const {
+    for (int t = 0; t < kStep; ++t) {
+      float x[4 / kBytes];
+      const unsigned char* at = stage_ + t * kStride + lane_ * kLaneBytes;
+      unpack(kLaneBytes == 4 ? *reinterpret_cast<const uint32_t*>(at)
+                             : *reinterpret_cast<const uint16_t*>(at),
+             x);
+      GPU_UNROLL
+      for (int four = 0; four < kRows; four += kFour) {
+        if (four >= rows_) break;
+        const float4 weight = *reinterpret_cast<const float4*>(weights_ + t * kWeightStride + four);
+        GPU_UNROLL
+        for (int e = 0; e < kPerLane; ++e) {
+          mixed[four][chunk][e] += weight.x * x[e];
+          mixed[four + 1][chunk][e] += weight.y * x[e];
+          mixed[four + 2][chunk][e] += weight.z * x[e];
+          mixed[four + 3][chunk][e] += weight.w * x[e];
+        }
+      }
+    }
+  }
+
+  int lane_, rows_, first_row_, D_, chunks_;
+  const float* queries_;   // [kRows][DP]
+  unsigned char* stage_;   // [kStep][kStride]
+  float* weights_;         // [kStep][kWeightStride]
+  Vector<16> fetched_[kVectors];
+  float most_[kRows], sum_[kRows];  // the same in all lanes; of this lane's tokens
+  float mixed_[kRows][kChunks][kPerLane];
+};
+
+}  // namespace shared_kv_attention
+}  // namespace edgepool
