@@ -1,7 +1,7 @@
 """Target profiles: what is known about each machine that a bundle is made for.
 
-One TOML file per target in export/targets/, the target's name is the file's. Whatever a stage has to
-know about a target is in its profile; nothing else has a list of targets.
+One TOML file per target in export/targets/, the target's name is the file's. Whatever a stage has
+to know about a target is in its profile; nothing else has a list of targets.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def trace(
                 optimize=False,
                 verbose=False,
             )
-        except (torch.onnx.OnnxExporterError, torch._dynamo.exc.UserError) as error:
+        except (RuntimeError, torch.onnx.OnnxExporterError, torch._dynamo.exc.UserError) as error:
             raise BadInput(f"the module cannot be exported: {_reason(error)}") from error
     assert onnx_program is not None
     model = onnx_program.model

@@ -17,6 +17,7 @@ import onnx.version_converter
 import onnx_ir as ir
 from onnx import helper
 
+from .. import __version__
 from ..errors import BadInput
 from ..ops.attach import attach_functions
 from ..ops.registry import DOMAIN, VERSION, operators
@@ -25,19 +26,32 @@ from .opset17 import lower_to_17
 
 # The IR version of the onnx release that brought the opset; readers refuse a newer one.
 IR_VERSIONS = {17: 8, 18: 8, 19: 9, 20: 9, 21: 10, 22: 10}
+FEW = 8  # queries up to which the form `gather` is the faster one
 PLUGIN_ATTRIBUTES = {"plugin_version": "1", "plugin_namespace": DOMAIN}
 
 
 def portable(model: ir.Model, form: str = "auto", opset: int = 20) -> onnx.ModelProto:
     """The model with a function body for each of its edgepool nodes."""
     proto = _proto(model, opset)
-    attach_functions(proto, form)
+    attach_functions(proto, _form_of(model, form))
     for function in proto.functions:
         for entry in function.opset_import:
             if entry.domain == "":
                 entry.version = opset  # the bodies mean the same in opsets 20 to 22
     onnx.checker.check_model(proto, full_check=True)
     return proto
+
+
+def _form_of(model: ir.Model, form: str) -> str:
+    """`auto` chooses by the number of queries; where that is fixed, there is nothing to choose.
+
+    ONNX Runtime infers the shapes of both branches of an If, and refuses the one that cannot be.
+    """
+    axes = [node.inputs[0].shape for node in model.graph if node.domain == DOMAIN]
+    fixed = [shape[1] for shape in axes if shape is not None and isinstance(shape[1], int)]
+    if form != "auto" or not fixed:
+        return form
+    return "mask" if max(fixed) > FEW else "gather"
 
 
 def for_plugins(model: ir.Model, opset: int = 20, known: Iterable[str] = ()) -> onnx.ModelProto:
@@ -71,7 +85,7 @@ def runnable(model: onnx.ModelProto) -> onnx.ModelProto:
     if any(not entry.domain and entry.version < 20 for entry in model.opset_import):
         model = onnx.version_converter.convert_version(model, 20)
         model.ir_version = IR_VERSIONS[20]
-    attach_functions(model, "auto")
+    attach_functions(model, "mask")
     return model
 
 
@@ -104,6 +118,7 @@ def parser_operators(name: str) -> list[str]:
 def _proto(model: ir.Model, opset: int) -> onnx.ModelProto:
     proto = ir.serde.serialize_model(model)
     proto.ir_version = IR_VERSIONS[opset]
+    proto.producer_name, proto.producer_version = "edgepool", __version__
     del proto.opset_import[:]
     proto.opset_import.extend([helper.make_opsetid("", opset)])
     if any(node.domain == DOMAIN for node in proto.graph.node):
