@@ -126,6 +126,28 @@ def test_results(kind: str, schedule: str) -> None:
     assert (run.returncode, run.stdout) == (0, "0 failures\n")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["plain", "asan", "tsan"])
+def test_results_with_clang(kind: str) -> None:
+    compiler = toolchain.tool("clang++-19", "clang++")
+    run = toolchain.run(toolchain.emulated(SOURCES / "results.cpp", kind, compiler=compiler))
+    assert (run.returncode, run.stdout) == (0, "0 failures\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["seq", "rand:1"])
+@pytest.mark.parametrize("kind", ["plain", "checked"])
+def test_results_on_aarch64(kind: str, schedule: str) -> None:
+    """The Jetsons' own instruction set, under qemu."""
+    qemu = toolchain.tool("qemu-aarch64", "qemu-aarch64-static")
+    compiler = toolchain.tool("aarch64-linux-gnu-g++")
+    program = toolchain.emulated(SOURCES / "results.cpp", kind, compiler=compiler)
+    run = toolchain.run(
+        Path(qemu), "-L", "/usr/aarch64-linux-gnu", str(program), EMULATION_SCHEDULE=schedule
+    )
+    assert (run.returncode, run.stdout) == (0, "0 failures\n")
+
+
 @pytest.mark.parametrize("kind", ["plain", "asan", "checked"])
 def test_cuda_runtime(kind: str) -> None:
     run = toolchain.run(toolchain.emulated(SOURCES / "cudart.cpp", kind))
