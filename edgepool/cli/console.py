@@ -26,7 +26,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, Sequence, TextIO
 import typer
 
 WIDTH = 100
-PLAIN_INTERVAL = 5.0  # seconds between two progress lines when nobody watches a terminal
+PLAIN_INTERVAL = 5.0  # seconds between two progress lines at first, without a terminal
 
 Report = Callable[[str, int, int], None]
 
@@ -118,7 +118,7 @@ def progress() -> Iterator[Report]:
 
 
 def _plain_report() -> Report:
-    """One line per step at its end, and one every PLAIN_INTERVAL seconds before."""
+    """A line at the end of each step; before it one every PLAIN_INTERVAL seconds, later rarer."""
     started: Dict[str, float] = {}
     printed: Dict[str, float] = {}
 
@@ -126,7 +126,7 @@ def _plain_report() -> Report:
         now = time.monotonic()
         begun = started.setdefault(step, now)
         last = printed.setdefault(step, now)
-        if done < total and now - last < PLAIN_INTERVAL:
+        if done < total and now - last < max(PLAIN_INTERVAL, (now - begun) / 4):
             return
         printed[step] = now
         left = (
