@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import re
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.plugins import toolchain
 
+# The build that `load` takes: the slow tests run the fast ones again under other builds.
+KIND = os.environ.get("EDGEPOOL_EMULATED_KIND", "plain")
 HERE = Path(__file__).parent
 TYPES = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.int8): 2}  # edgepool::Type
 TO_DEVICE, TO_HOST = 1, 2  # cudaMemcpyKind
@@ -103,25 +108,38 @@ class Memory:
         self._arrays.clear()
 
 
-def load(name: str, kind: str = "plain", *flags: str) -> Library:
+def load(name: str, kind: str = KIND) -> Library:
     """The library of tests/plugins/<name>_entry.cpp; `kind` as in toolchain.KINDS."""
     source = HERE / (name + "_entry.cpp")
-    return Library(toolchain.emulated(source, kind, *flags, library=True))
-
-
-def mutant(name: str, kernel: str, old: str, new: str, kind: str = "plain") -> Library:
-    """The same with one piece of text of plugins/<kernel> replaced; it must occur exactly once."""
-    text = (toolchain.PLUGINS / kernel).read_text()
-    assert text.count(old) == 1, "%r occurs %d times in %s" % (old, text.count(old), kernel)
-    text = text.replace(old, new).replace("#pragma once", "")
-    entry = (HERE / (name + "_entry.cpp")).read_text()
-    merged = re.sub(r'#include "%s"\n' % re.escape(kernel), lambda _: text, entry)
-    assert merged != entry
-    digest = hashlib.sha256(merged.encode()).hexdigest()[:12]
-    source = toolchain.BUILD / ("%s-%s.cpp" % (name, digest))
-    source.parent.mkdir(parents=True, exist_ok=True)
-    source.write_text(merged)
     return Library(toolchain.emulated(source, kind, library=True))
+
+
+def variant(name: str, kernel: str, *changes: tuple[str, str], kind: str = "plain") -> Library:
+    """The same of a copy of plugins/<kernel>/ in which pieces of text are replaced.
+
+    Each piece must occur exactly once in the folder.
+    """
+    texts = {p.name: p.read_text() for p in sorted((toolchain.PLUGINS / kernel).glob("*.cuh"))}
+    for old, new in changes:
+        holders = [n for n, text in texts.items() for _ in range(text.count(old))]
+        assert len(holders) == 1, "%r is in %s" % (old, holders or "no file")
+        texts[holders[0]] = texts[holders[0]].replace(old, new)
+    digest = hashlib.sha256(repr(sorted(texts.items())).encode()).hexdigest()[:16]
+    folder = toolchain.BUILD / "variants" / digest
+    (folder / kernel).mkdir(parents=True, exist_ok=True)
+    for file, text in texts.items():
+        _write(folder / kernel / file, text)
+    # An include in quotes is looked for beside the including file first.
+    entry = folder / (name + "_entry.cpp")
+    _write(entry, (HERE / entry.name).read_text())
+    return Library(toolchain.emulated(entry, kind, library=True))
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file at once, since other test processes may read it."""
+    staged = path.with_name("%s.%d" % (path.name, os.getpid()))
+    staged.write_text(text)
+    staged.replace(path)
 
 
 def structure(fields: Sequence[tuple[str, Any]], values: dict[str, Any]) -> ctypes.Structure:
@@ -129,3 +147,23 @@ def structure(fields: Sequence[tuple[str, Any]], values: dict[str, Any]) -> ctyp
     record = type("Params", (ctypes.Structure,), {"_fields_": list(fields)})
     assert {name for name, _ in fields} == set(values), {n for n, _ in fields} ^ set(values)
     return record(**values)  # type: ignore[no-any-return]
+
+
+def run_tests(file: str, kind: str, choice: str = "") -> None:
+    """Run the fast tests of a test file again, in a process of its own, with builds of `kind`.
+
+    AddressSanitizer's library must be the first of a process.
+    """
+    environment = {**os.environ, "EDGEPOOL_EMULATED_KIND": kind}
+    if kind == "asan":
+        compiler = toolchain.tool("g++")
+        command = [compiler, "-print-file-name=libasan.so"]
+        library = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        environment.update(LD_PRELOAD=library.strip(), ASAN_OPTIONS="detect_leaks=0")
+    arguments = ["-q", "-p", "no:cacheprovider", "-m", "not slow", "-k", choice, file]
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", *arguments],
+        cwd=toolchain.ROOT, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    if run.returncode:
+        pytest.fail(run.stdout[-4000:] + run.stderr[-4000:], pytrace=False)
