@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-from typing import Iterator, List, NamedTuple, Set, Tuple, Union
+from dataclasses import dataclass, field
+from typing import Dict, Iterator, List, NamedTuple, Set, Tuple, Union
 
 from .errors import BadInput
 
@@ -96,6 +97,69 @@ def _read_varint(data: Buffer, position: int, end: int) -> Tuple[int, int]:
             return value, position
         shift += 7
     raise Malformed("a field is cut off")
+
+
+@dataclass
+class Summary:
+    """What a model file says about itself; operators counts nodes by `domain::OpType`."""
+
+    ir_version: int = 0
+    opsets: Dict[str, int] = field(default_factory=dict)
+    inputs: List[str] = field(default_factory=list)
+    outputs: List[str] = field(default_factory=list)
+    operators: Dict[str, int] = field(default_factory=dict)
+    functions: List[str] = field(default_factory=list)
+    initializers: int = 0
+    external: List[str] = field(default_factory=list)
+
+
+def summary(path: str) -> Summary:
+    """Read opsets, inputs, outputs and operators of a model; no weight is read."""
+    result = Summary(external=sorted(external_locations(path)))
+    with _mapped(path) as data:
+        for f in fields(data, 0, len(data)):
+            if f.number == 1 and f.kind == VARINT:
+                result.ir_version = _read_varint(data, f.body, f.end)[0]
+            elif f.number == 8 and f.kind == BYTES:  # opset_import
+                parts = _leaves(data, f)
+                result.opsets[_text(parts.get(1))] = int(parts.get(2, 0))
+            elif f.number == 25 and f.kind == BYTES:  # functions
+                result.functions.append(_text(_leaves(data, f).get(1)))
+            elif f.number == MODEL_GRAPH and f.kind == BYTES:
+                _summarise_graph(data, f, result)
+    result.operators = dict(sorted(result.operators.items(), key=lambda x: (-x[1], x[0])))
+    return result
+
+
+def _summarise_graph(data: Buffer, graph: Field, result: Summary) -> None:
+    for f in fields(data, graph.body, graph.end):
+        if f.kind != BYTES:
+            continue
+        if f.number == 1:  # node
+            parts = _leaves(data, f)
+            domain, op_type = _text(parts.get(7)), _text(parts.get(4))
+            name = "%s::%s" % (domain, op_type) if domain else op_type
+            result.operators[name] = result.operators.get(name, 0) + 1
+        elif f.number == GRAPH_INITIALIZER:
+            result.initializers += 1
+        elif f.number in (11, 12):  # input, output
+            names = result.inputs if f.number == 11 else result.outputs
+            names.append(_text(_leaves(data, f).get(1)))
+
+
+def _leaves(data: Buffer, message: Field) -> Dict[int, Union[int, bytes]]:
+    """The last value of each field of a small message, as a number or as bytes."""
+    found: Dict[int, Union[int, bytes]] = {}
+    for f in fields(data, message.body, message.end):
+        if f.kind == VARINT:
+            found[f.number] = _read_varint(data, f.body, f.end)[0]
+        elif f.kind == BYTES:
+            found[f.number] = bytes(data[f.body : f.end])
+    return found
+
+
+def _text(value: Union[int, bytes, None]) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else ""
 
 
 def external_locations(path: str) -> Set[str]:

@@ -27,6 +27,7 @@ from ..model import Model, new_state
 from ..model.rope import rotation
 from ..model.step import Step as Shared
 from .parity import (
+    Observe,
     Outcome,
     Recorder,
     Reference,
@@ -71,10 +72,12 @@ def compare(
     dtype: str,
     report: Report = lambda step, done, total: None,
     seen: Callable[[Reference], None] = lambda reference: None,
+    observe: Observe = lambda mine, theirs: None,
 ) -> Outcome:
     """Compare every layer of a graph (from `probe.read_graph`) with PyTorch.
 
-    seen is called with the steps of the first track.
+    seen is called with the steps of the first track; observe with what every layer and the LM head
+    give in every step, and with a layer's state after the last.
     """
     config = checkpoint.config
     tracks = [_prompt_track(config, schedule), _long_track(config)]
@@ -91,14 +94,14 @@ def compare(
         _load(model.layers[layer], f"layers.{layer}.", checkpoint.weights)
         probe = _layer_probe(fed, folder, config, layer, names)
         for track in tracks:
-            _one_layer(track, model.layers[layer], layer, config, probe, names, outcome)
+            _one_layer(track, model.layers[layer], layer, config, probe, names, outcome, observe)
         model.layers[layer].to("meta")
         outcome.steps += 1
         report("comparing layers with PyTorch", layer + 1, config.num_layers)
     _load(model.norm, "norm.", checkpoint.weights)
     end = f"hidden.{config.num_layers - 1}"
     head = Probe(cut(fed, ["logits"], [end]), folder)
-    logits = [_head(track, model, checkpoint, head, end, outcome) for track in tracks]
+    logits = [_head(track, model, checkpoint, head, end, outcome, observe) for track in tracks]
     for i, step in enumerate(tracks[0].steps):
         track, after = tracks[0], tracks[0].shared[i].state
         updated = [after[spec.name] for spec in state_specs(config)]
@@ -176,6 +179,7 @@ def _one_layer(
     probe: Probe,
     names: dict[int, str],
     outcome: Outcome,
+    observe: Observe,
 ) -> None:
     """All steps of a track through one layer, on both sides."""
     own = _own_state(config, layer)
@@ -201,10 +205,13 @@ def _one_layer(
             outcome.selections += count
         theirs = track.x[i].numpy()
         real = np.arange(theirs.shape[1]) < step.new_len[:, None]
-        worst = relative_difference(got[f"hidden.{layer}"][real], theirs[real])
-        outcome.add_layer(worst, rounded)
+        name = f"hidden.{layer}"
+        outcome.add_layer(relative_difference(got[name][real], theirs[real]), rounded)
+        observe({name: got[name][real]}, {name: theirs[real]})
         if not track.random_state:
             track.hidden[i].append(theirs)
+    outs = {f"{name}_out": x.numpy() for name, x in state.items()}
+    observe({name: got[name] for name in outs}, outs)
 
 
 def _first_state(track: Track, config: ModelConfig, layer: int) -> dict[str, Tensor]:
@@ -230,7 +237,13 @@ def _first_state(track: Track, config: ModelConfig, layer: int) -> dict[str, Ten
 
 
 def _head(
-    track: Track, model: Model, checkpoint: Checkpoint, probe: Probe, end: str, outcome: Outcome
+    track: Track,
+    model: Model,
+    checkpoint: Checkpoint,
+    probe: Probe,
+    end: str,
+    outcome: Outcome,
+    observe: Observe,
 ) -> list[np.ndarray]:
     """Logits of every step: PyTorch's, a part of the vocabulary at a time."""
     tied = checkpoint.config.tie_embeddings
@@ -245,6 +258,7 @@ def _head(
         got = probe.run({**inputs, end: track.x[i].numpy()})["logits"]
         theirs = logits.numpy()
         outcome.add_logits(got[step.real], theirs[step.real], rounded=0)
+        observe({"logits": got[step.real]}, {"logits": theirs[step.real]})
         results.append(theirs)
     release(weight)
     return results

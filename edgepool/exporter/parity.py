@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..config import StateSpec, state_specs
 from ..errors import GateFailed
 from ..model import Model, new_state
-from .probe import FED, Probe, feed, selections, watch
+from .probe import FED, Probe, feed, hidden_states, selections, watch
 from .schedule import Schedule, Step, decode_step
 
 TOLERANCES = {"fp32": 1e-3, "fp16": 0.25}
@@ -31,6 +31,7 @@ MOST_FLIPS = 1e-3  # of all selections, and of all stored INT8 values
 
 Report = Callable[[str, int, int], None]
 Arrays = dict[str, np.ndarray]
+Observe = Callable[[Arrays, Arrays], None]  # (ONNX Runtime's, PyTorch's): values of real rows
 
 
 @dataclass
@@ -189,30 +190,34 @@ def compare(
     First each keeps its own state and selection; if a flip then takes the logits apart, again with
     the reference's fed in. seen is called with every step of the reference.
     """
-    free = _compare(graph, folder, model, schedule, dtype, False, report, seen)
+    free = compare_once(graph, folder, model, schedule, dtype, False, report, seen)
     if not (free.selection_flips or free.stored_flips):
         return free
     if free.max_logit_difference <= free.tolerance and not free.max_logit_difference_rounded:
         return free
-    return _compare(graph, folder, model, schedule, dtype, True, report, lambda reference: None)
+    return compare_once(graph, folder, model, schedule, dtype, True, report)
 
 
-def _compare(
+def compare_once(
     graph: onnx.ModelProto,
     folder: Path,
     model: Model,
     schedule: Schedule,
     dtype: str,
     fed: bool,
-    report: Report,
-    seen: Callable[[Reference], None],
+    report: Report = lambda step, done, total: None,
+    seen: Callable[[Reference], None] = lambda reference: None,
+    observe: Observe | None = None,
 ) -> Outcome:
+    """One run; observe is called with each step's logits and hidden states, and the last state."""
     names = selections(graph)
     watched = onnx.ModelProto()
     watched.CopyFrom(graph)
     if fed:
         feed(watched, names)
     watch(watched, names)
+    layers = hidden_states(graph) if observe else []
+    watch(watched, layers)
     probe = Probe(watched, folder)
     outcome = Outcome.of(dtype, schedule.tokens, fed)
     specs = state_specs(model.config)
@@ -226,8 +231,26 @@ def _compare(
         state = {spec.name: got[f"{spec.name}_out"] for spec in specs}
         _measure(outcome, reference, got, names, specs)
         seen(reference)
+        if observe:
+            _show(observe, reference, got, layers, outcome.steps == schedule.steps)
         report("comparing with PyTorch", outcome.steps, schedule.steps)
     return outcome
+
+
+def _show(
+    observe: Observe, reference: Reference, got: Arrays, layers: list[str], last: bool
+) -> None:
+    step, real = reference.step, reference.step.real
+    mine = {"logits": got["logits"][real]}
+    theirs = {"logits": reference.logits[real]}
+    rows = np.arange(step.input_ids.shape[1]) < step.new_len[:, None]
+    for name, hidden in zip(layers, reference.hidden, strict=True):
+        mine[name], theirs[name] = got[name][rows], hidden[rows]
+    if last:
+        names = [name for name in got if name.endswith("_out")]
+        mine.update({name: got[name] for name in names})
+        theirs.update(zip(names, (x.numpy() for x in reference.updated), strict=True))
+    observe(mine, theirs)
 
 
 def step_inputs(schedule: Schedule, step: Step) -> Arrays:
