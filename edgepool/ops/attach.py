@@ -15,14 +15,13 @@ FORMS = ("auto", "gather", "mask")
 def attach_functions(model: onnx.ModelProto, form: str = "auto") -> None:
     """Add a function to `model`, in place, for every edgepool node.
 
-    form  `auto`: fast for few queries and for many, chosen by an If on the shapes; `mask`: no If,
-          right for any length, made for many queries; `gather`: no If, right for any length, made for
-          few queries.
+    form  every form is right for any lengths. `auto`: fast for one, few and many queries, chosen by
+          Ifs on the shapes; `mask`: no If, fast for many queries; `gather`: no If, fast for few.
 
-    Bodies are written for the attribute values, types and fixed sizes of their node. Nodes that agree
-    in these share a function; where an operator needs several, its nodes' op_type gets a number
-    (TensorRT ignores FunctionProto.overload). Sizes come from the model's value_info and from shape
-    inference. The result depends on nothing but the model and the form.
+    Bodies are written for the attributes, types and fixed sizes of their node. Nodes that agree in
+    these share a function; where an operator needs several, the op_type of its nodes gets a number
+    (TensorRT ignores FunctionProto.overload). Sizes come from the model's value_info and from
+    shape inference. The result depends on nothing but the model and the form.
 
     Raises ValueError for an unknown form and for a node whose sizes cannot be inferred.
     """

@@ -209,7 +209,8 @@ def _attend(
 ) -> str:
     """Attention [B, S, Hkv, G, D] of all queries over the same rows of `tokens` tokens.
 
-    rows int32 [B, Hkv, ...]; bias float32 [B, heads, 1, S, all tokens]; sees bool [B, heads, 1, S, 1].
+    rows int32 [B, Hkv, ...]; bias float32 [B, heads or 1, 1, S, tokens in all]; sees bool
+    [B, heads or 1, 1, S, 1].
     """
     heads, dim = site["Hkv"], site["D"]
 

@@ -239,7 +239,19 @@ register(
     Operator(
         name="IndexPool",
         torch_op=index_pool,
-        text="Pool every `ratio` index keys of a sequence into one vector, as the pools close.",
+        text="""\
+Pool every `ratio` index keys of a sequence into one vector. Pool p has the tokens ratio * p + i and
+is written when the last of them comes; a stored pool never changes. Until then its keys and gates
+wait in `tail`, token i of the open pool at place i.
+
+For each head m = sum_i a_i * k_i with weights a that are, by `weighting`,
+
+* `gate`: softmax over i of gates[i] + ape[i], for each channel;
+* `query`: softmax over i of <k_i, q> / sqrt(Di) + ape[i, h, 0], q = the gates of the last token;
+* `mean`: 1 / ratio.
+
+Weights under `weight_sparsity` become 0 and the others are renormalised. With `fuse`,
+m = fusion @ m. With post_norm `l2`, m * (sum_i mean_c(a_i) * |k_i|) / max(|m|, 1e-12).""",
         inputs=(
             Argument("keys", "T", ("B", "S", "Hs", "Di"), "new index keys."),
             Argument(
@@ -247,20 +259,20 @@ register(
                 "gate logits (`gate`) or the group's mean query (`query`).", "`mean`",
             ),
             Argument(
-                "ape", "T", ("ratio", "Hs", "Di"), "added to the logits by place in the pool.", "`mean`"
+                "ape", "T", ("ratio", "Hs", "Di"), "added to the logits by place.", "`mean`"
             ),
             Argument("fusion", "T", ("Hs", "Di", "Di"), "applied to a pooled key.", "fuse = 0"),
             Argument(
                 "tail", "T", ("B", "ratio", 2, "Hs", "Di"),
                 "keys and gates of the open pool, by place; the rest is zero.",
             ),
-            Argument("index_pool", "P", ("Hs", "NP", "U", "Di"), "pooled keys, U = T / ratio a page."),
+            Argument("index_pool", "P", ("Hs", "NP", "U", "Di"), "pooled keys of all pages."),
             Argument("index_scale", "float32", ("Hs", "NP", "U"), "scales of int8.", "P = T"),
             *PAGING,
         ),
         outputs=(
-            Argument("tail_out", "T", ("B", "ratio", 2, "Hs", "Di"), "the open pool after this step."),
-            Argument("index_pool_out", "P", ("Hs", "NP", "U", "Di"), "with the closed pools written."),
+            Argument("tail_out", "T", ("B", "ratio", 2, "Hs", "Di"), "the open pool after it."),
+            Argument("index_pool_out", "P", ("Hs", "NP", "U", "Di"), "with closed pools written."),
             Argument("index_scale_out", "float32", ("Hs", "NP", "U"), "with their scales."),
         ),
         attributes=(

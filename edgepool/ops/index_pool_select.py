@@ -1,7 +1,7 @@
 """IndexPoolSelect: score the pooled index and keep each query's best blocks.
 
-A block is `block` consecutive pools, block * ratio tokens. Which blocks may be chosen, and the local
-span that is attended anyway, meet without a hole: see `local_start`.
+A block is `block` consecutive pools, block * ratio tokens. The blocks that may be chosen and the
+local span that is attended anyway meet without a hole: see `local_start`.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def index_pool_select(
     index_pool   T or int8 [Hs, NP, T/ratio, Di], index_scale float32 [Hs, NP, T/ratio] or [1]
     page_table   int32 [B, MP], past_len int32 [B], new_len int32 [B]
 
-    Query t's candidates are the allocated blocks that start at or after `sinks` and end at or before
-    local_start(t). Of equal scores the lower block wins. Rows at or after new_len are -1.
+    Query t's candidates are the allocated blocks that start at or after `sinks` and end at or
+    before local_start(t). Of equal scores the lower block wins. Rows at or after new_len are -1.
     """
     scores = block_scores(
         q, w, index_pool, index_scale, page_table, past_len, new_len,
@@ -278,11 +278,22 @@ register(
     Operator(
         name="IndexPoolSelect",
         torch_op=index_pool_select,
-        text="Score the pooled index and keep each query's k best blocks.",
+        text="""\
+Score the pooled index and keep each query's k best blocks, `block` consecutive pools each. With
+bt = block * ratio and local_start(t) = max(0, floor((t + 1 - window) / bt) * bt), query t may
+choose the blocks that have a page, start at or after `sinks` (a multiple of bt) and end at or
+before local_start(t).
+
+The score of pool p is, by `scoring`,
+
+* `relu`: sum_h w[h] * relu(<q[h], m_p> / sqrt(Di));
+* `softmax`: sum_h softmax of <q[h], m_p> / sqrt(Di) over the pools of the blocks it may choose.
+
+A block's score is the maximum over its pools; of equal scores the lower block wins.""",
         inputs=(
             Argument("q", "T", ("B", "S", "Hs", "Hq", "Di"), "index queries."),
             Argument("w", "T", ("B", "S", "Hs", "Hq"), "their weights.", "`softmax`"),
-            Argument("index_pool", "P", ("Hs", "NP", "U", "Di"), "pooled keys, U = T / ratio a page."),
+            Argument("index_pool", "P", ("Hs", "NP", "U", "Di"), "pooled keys of all pages."),
             Argument("index_scale", "float32", ("Hs", "NP", "U"), "scales of int8.", "P = T"),
             *PAGING,
         ),

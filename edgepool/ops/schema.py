@@ -16,12 +16,10 @@ _KINDS = {
 }
 _FIXED = {"float32": TensorProto.FLOAT, "int32": TensorProto.INT32}
 _TYPES = {"float32": "tensor(float)", "int32": "tensor(int32)"}
-_CONSTRAINTS = [
+CONSTRAINTS = [
     ("T", list(FLOATS), "activations, and storage that is not quantised"),
     ("P", [*FLOATS, "tensor(int8)"], "storage: T, or int8 with float32 scales"),
 ]
-
-Sizes = "dict[str, int | str]"
 
 
 def op_schema(operator: Operator) -> defs.OpSchema:
@@ -33,7 +31,7 @@ def op_schema(operator: Operator) -> defs.OpSchema:
         operator.text,
         inputs=[_parameter(x) for x in operator.inputs],
         outputs=[_parameter(x) for x in operator.outputs],
-        type_constraints=_CONSTRAINTS,
+        type_constraints=CONSTRAINTS,
         attributes=[
             defs.OpSchema.Attribute(x.name, _KINDS[x.kind], x.text, required=True)
             for x in operator.attributes
@@ -51,7 +49,7 @@ def register_schemas() -> None:
 
 
 def infer(operator: Operator, context: InferenceContext) -> None:
-    """Set the output types of a node; raises InferenceError where its inputs do not fit together."""
+    """Set the output types of a node; raises InferenceError where its inputs do not fit."""
     types = [context.get_input_type(i).tensor_type for i in range(context.get_num_inputs())]
     values = {
         x.name: helper.get_attribute_value(context.get_attribute(x.name))
@@ -116,7 +114,7 @@ def _source(output: Argument) -> str:
 
 def _parameter(argument: Argument) -> defs.OpSchema.FormalParameter:
     shape = ", ".join(str(x) for x in argument.shape)
-    unused = f" {argument.unused}: a constant of shape [1]." if argument.unused else ""
+    unused = f" With {argument.unused} a constant of shape [1]." if argument.unused else ""
     text = f"[{shape}] {argument.text}{unused}"
     return defs.OpSchema.FormalParameter(
         argument.name, _TYPES.get(argument.type, argument.type), text

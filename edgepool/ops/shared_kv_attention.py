@@ -213,7 +213,15 @@ register(
     Operator(
         name="SharedKVAttention",
         torch_op=shared_kv_attention,
-        text="Write the new keys and values into their pages, then attend over the visible tokens.",
+        text="""\
+Write the new keys and values into their pages, then attend. Query t sees those tokens at or before
+t, of pages that it has, that are in
+
+* select = 1: [0, sinks), the blocks of `block_tokens` tokens in `selected`, and
+  [local_start(t), t], where local_start is that of IndexPoolSelect with bt = block_tokens;
+* select = 0: everything, or, with window > 0, [0, sinks) and (t - window, t].
+
+Query head h reads key and value head h // (H / Hkv), and selection head h // (H / Hkv) or 0.""",
         inputs=(
             Argument("q", "T", ("B", "S", "H", "D"), "queries."),
             Argument("k", "T", ("B", "S", "Hkv", "D"), "new keys."),

@@ -1,4 +1,4 @@
-"""SharedKVRead: the attention of a layer that owns no keys and values and reads its donor's pages."""
+"""SharedKVRead: the attention of a layer without keys and values, over its donor's pages."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def shared_kv_read(
 ) -> Tensor:
     """SharedKVAttention without the write: out, T [B, S, H, D].
 
-    The pools and scales are the donor layer's outputs of this step, so that they hold the new tokens.
-    Everything else is as in SharedKVAttention.
+    The pools and scales are the donor layer's outputs of this step, which hold the new tokens;
+    everything else is as in SharedKVAttention.
     """
     return attend(
         q, k_pool, v_pool, k_scale, v_scale, page_table, past_len, new_len, selected,
@@ -52,7 +52,9 @@ register(
     Operator(
         name="SharedKVRead",
         torch_op=shared_kv_read,
-        text="SharedKVAttention of a layer that reads its donor's pages and writes nothing.",
+        text="""\
+The attention of SharedKVAttention for a layer that writes nothing: the pools are those that its
+donor's SharedKVAttention puts out in the same step.""",
         inputs=(Argument("q", "T", ("B", "S", "H", "D"), "queries."), *POOLS, *PAGING, SELECTED),
         outputs=(Argument("out", "T", ("B", "S", "H", "D"), "0 where a query sees nothing."),),
         attributes=ATTRIBUTES,
