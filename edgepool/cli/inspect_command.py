@@ -17,7 +17,7 @@ from . import console
 def command(
     path: Path = typer.Argument(
         Path("edgepool-bundle"),
-        metavar="[PATH]",
+        metavar="PATH",
         help="A bundle folder, a model.pt or an ONNX file.",
     ),
     json: bool = console.JSON,

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import errno
 import importlib
-import importlib.util
 import os
 import signal
 import sys
@@ -99,9 +98,8 @@ def edgepool(
 
 
 for _name, _summary in COMMANDS.items():
-    if importlib.util.find_spec("edgepool.cli.%s_command" % _name):
-        _module = importlib.import_module("edgepool.cli.%s_command" % _name)
-        app.command(_name, short_help=_summary)(_module.command)
+    _module = importlib.import_module("edgepool.cli.%s_command" % _name)
+    app.command(_name, short_help=_summary)(_module.command)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

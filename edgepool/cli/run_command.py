@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def command(
     bundle: Path = typer.Argument(
         Path("edgepool-bundle"),
-        metavar="[BUNDLE]",
+        metavar="BUNDLE",
         help="A bundle folder, or a model.pt (PyTorch).",
     ),
     prompt: str = typer.Option(..., help="The text to continue; - reads it from stdin."),

@@ -12,7 +12,7 @@ from . import console
 
 
 def command(
-    bundle: Path = typer.Argument(Path("edgepool-bundle"), metavar="[BUNDLE]", help="The bundle."),
+    bundle: Path = typer.Argument(Path("edgepool-bundle"), metavar="BUNDLE", help="The bundle."),
     against: Path = typer.Option(..., metavar="MODEL.PT", help="What it was exported from."),
     json: bool = console.JSON,
 ) -> None:
