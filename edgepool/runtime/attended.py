@@ -1,4 +1,4 @@
-"""How much of its context a query attends to: the rule of DESIGN 5, counted."""
+"""How much of its context a query attends to: the rule of the attention operators, counted."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Chat templates: the Jinja program that came with a model, run as what it is, foreign code.
 
 It is rendered in Jinja's immutable sandbox, in a child process of its own with limits on time,
-memory and output (DESIGN 3, Trust). A sandbox alone cannot stop an endless loop or `10 ** 10 ** 9`,
-nor can a thread or a trace function: only a process can be ended whatever it is doing. It costs the
-start of an interpreter, about 0.2 s, once per rendered conversation.
+memory and output. A sandbox alone cannot stop an endless loop or `10 ** 10 ** 9`, nor can a thread
+or a trace function: only a process can be ended whatever it is doing. It costs the start of an
+interpreter, about 0.2 s, once per rendered conversation.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ class Session:
 
     token_ids [B,capacity] int32 and lengths [B] are the tokens each sequence consists of;
     past_len [B] int32 says how many of them the state holds. They differ after a rollback: the raw
-    keys of closed pools are gone (DESIGN 5), so the state goes back to a pool boundary, and the
-    next `feed` runs the tokens from there again.
+    keys of closed pools are gone, so the state goes back to a pool boundary, and the next `feed`
+    runs the tokens from there again.
     """
 
     def __init__(

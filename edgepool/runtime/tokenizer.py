@@ -24,7 +24,8 @@ class Tokenizer:
             raise BadInput(
                 "%s: not a tokenizer.json that can be read: %s" % (where, error)
             ) from error
-        size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        size = 1 + max(vocabulary.values(), default=-1)
         if size > config.vocab_size:
             raise BadInput(
                 "%s: %d tokens do not fit the model's vocabulary of %d: "

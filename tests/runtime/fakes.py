@@ -43,7 +43,7 @@ def config(**changes: object) -> ModelConfig:
 
 
 class FakeBackend:
-    """Logits that depend on every token of the context, kept in the form that DESIGN 5 gives state.
+    """Logits that depend on every token of the context, kept in the form that operators give state.
 
     Tokens lie in pages. A pool is written only in the step that closes it, from the open pool's
     tail and the new tokens, so a session that rolls back without feeding the tail again, loses

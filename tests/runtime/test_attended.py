@@ -1,4 +1,4 @@
-"""The count of attended tokens, against the sets of DESIGN 5 written out token by token."""
+"""The count of attended tokens, against the attended sets written out token by token."""
 
 from __future__ import annotations
 

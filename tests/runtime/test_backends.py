@@ -5,18 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from edgepool.checkpoint import Checkpoint, load
-from edgepool.config import ModelConfig
-from edgepool.exporter.export import Options, export
+from edgepool.bundle import Bundle
+from edgepool.checkpoint import load
 from edgepool.runtime import ort_session, torch_session
 from edgepool.runtime.generate import Completion, generate
 from edgepool.runtime.session import Session
 from edgepool.runtime.source import open_source
 
-from .fakes import config
-from .models import TEMPLATE, token_ids, write_checkpoint
+from .models import token_ids
 
 PROMPTS = [
     "Once upon a time",
@@ -26,29 +23,13 @@ PROMPTS = [
     "def f(x):\n    return x + 1\n",
 ]
 
-CONFIGS = {
-    "int8": {"kv_dtype": "int8"},
-    "mixed": {"num_layers": 4, "layer_types": ("full", "window", "keypoints", "sparse")},
-}
 
-
-@pytest.fixture(scope="module", params=CONFIGS)
-def exported(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Checkpoint, Path]:
-    folder = tmp_path_factory.mktemp(request.param)
-    c = config(chat_template=TEMPLATE, **CONFIGS[request.param])
-    path = write_checkpoint(folder / "model.pt", c, scale=3.0)
-    export(path, Options(output=folder / "edgepool-bundle"))
-    return load(path), folder / "edgepool-bundle"
-
-
-def sessions(exported: tuple[Checkpoint, Path], **options: int) -> tuple[Session, Session]:
-    checkpoint, bundle = exported
-    c: ModelConfig = checkpoint.config
+def sessions(exported: Path, **options: int) -> tuple[Session, Session]:
+    checkpoint = load(exported / "model.pt")
+    graph = exported / "edgepool-bundle" / "model.onnx"
     return (
         torch_session.open_session(checkpoint, **options),
-        ort_session.open_session(bundle / "model.onnx", c, threads=1, **options),
+        ort_session.open_session(graph, checkpoint.config, threads=1, **options),
     )
 
 
@@ -56,7 +37,7 @@ def close(actual: np.ndarray, expected: np.ndarray) -> None:
     np.testing.assert_allclose(actual, expected, atol=1e-3)
 
 
-def test_ragged_steps_and_rollback(exported: tuple[Checkpoint, Path]) -> None:
+def test_ragged_steps_and_rollback(exported: Path) -> None:
     for chunk in (5, 64):
         reference, session = sessions(exported, batch=2, capacity=100, chunk=chunk)
         texts = [token_ids(50, seed=1), token_ids(37, seed=2)]
@@ -72,9 +53,9 @@ def test_ragged_steps_and_rollback(exported: tuple[Checkpoint, Path]) -> None:
         assert session.cache_bytes == reference.cache_bytes
 
 
-def test_greedy_text_is_the_same(exported: tuple[Checkpoint, Path]) -> None:
+def test_greedy_text_is_the_same(exported: Path) -> None:
     def completions(backend: str) -> list[Completion]:
-        source = open_source(exported[1], backend, threads=1)
+        source = open_source(exported / "edgepool-bundle", backend, threads=1)
         session = source.open_session(124)
         results = []
         for prompt in PROMPTS:
@@ -90,11 +71,11 @@ def test_greedy_text_is_the_same(exported: tuple[Checkpoint, Path]) -> None:
         assert ort.attended_fraction == torch.attended_fraction
 
 
-def test_state_stays_in_place(exported: tuple[Checkpoint, Path]) -> None:
+def test_state_stays_in_place(exported: Path) -> None:
     """The exported graph updates the bound buffers: a step's time does not grow with the pool."""
-    checkpoint, bundle = exported
-    c = checkpoint.config
-    backend = ort_session.OrtBackend(bundle / "model.onnx", c, 1, 17, threads=1)
+    bundle = Bundle.open(exported / "edgepool-bundle")
+    c = bundle.config
+    backend = ort_session.OrtBackend(bundle.model_path, c, batch=1, pages=17, threads=1)
     session = Session(c, backend, 1, 128, 32)
     addresses = {name: value.data_ptr() for name, value in backend.state.items()}
     session.feed([token_ids(40)])

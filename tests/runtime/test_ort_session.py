@@ -114,3 +114,18 @@ def test_a_provider_that_does_not_start(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(ort_session.ort, "get_available_providers", lambda: listed)
     with pytest.raises(MissingRequirement, match="could not start CUDAExecutionProvider"):
         ort_session.open_session(path, dense(), capacity=40, device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("heads", "batch", "capacity", "chunk"),
+    [
+        (9, 1, 100, 256),
+        (9, 1, 8192, 256),
+        (9, 1, 1 << 16, 128),
+        (9, 4, 1 << 16, 32),
+        (32, 1, 8192, 256),
+    ],
+)
+def test_chunks_keep_scores_in_memory(heads: int, batch: int, capacity: int, chunk: int) -> None:
+    c = dense(num_heads=heads, num_kv_heads=1)
+    assert ort_session.default_chunk(c, batch, capacity) == chunk
