@@ -155,7 +155,7 @@ class ModelConfig:
     def attended_tokens(self, layer: int, context: int) -> int:
         """The most tokens a query at the end of `context` tokens attends to in the layer."""
         kind = self.layer_types[layer]
-        if kind == "full":
+        if kind == "full" or (kind == "window" and self.window == 0):
             return context
         if kind == "window":
             return min(context, self.sinks + self.window)
@@ -281,10 +281,20 @@ def _validate(c: ModelConfig) -> None:
         "max_context page_size"
     )
     for name in positive.split():
-        _need(_is_int(getattr(c, name)) and getattr(c, name) > 0, name, c, "a positive integer")
+        _need(
+            _is_int(getattr(c, name)) and getattr(c, name) > 0,
+            name,
+            c,
+            "a positive integer of 32 bits",
+        )
     _need(c.num_layers <= MAX_LAYERS, "num_layers", c, "at most %d" % MAX_LAYERS)
     for name in ("window", "sinks"):
-        _need(_is_int(getattr(c, name)) and getattr(c, name) >= 0, name, c, "an integer >= 0")
+        _need(
+            _is_int(getattr(c, name)) and getattr(c, name) >= 0,
+            name,
+            c,
+            "an integer >= 0 of 32 bits",
+        )
     for name in ("rms_norm_eps", "rope_theta"):
         _need(_is_number(getattr(c, name)) and getattr(c, name) > 0, name, c, "a positive number")
     for name in ("tie_embeddings", "qkv_bias", "qk_norm"):
@@ -313,8 +323,9 @@ def _validate(c: ModelConfig) -> None:
     template = c.chat_template
     _need(template is None or isinstance(template, str), "chat_template", c, "a string or null")
     _validate_layers(c)
+    _validate_index(c)
     if any(kind in ("sparse", "keypoints") for kind in c.layer_types):
-        _validate_index(c)
+        _validate_blocks(c)
     if c.rope_scaling is not None:
         _validate_rope(c.rope_scaling)
 
@@ -346,12 +357,7 @@ def _validate_index(c: ModelConfig) -> None:
     x = c.index
     for name in ("ratio", "block", "top_k"):
         value = getattr(x, name)
-        _need(_is_int(value) and value > 0, "index." + name, c, "a positive integer")
-    _need(c.page_size % x.ratio == 0, "page_size", c, "a multiple of index.ratio (%d)" % x.ratio)
-    tokens = x.block_tokens
-    _need(c.page_size % tokens == 0, "page_size", c, "a multiple of block * ratio (%d)" % tokens)
-    _need(c.sinks % tokens == 0, "sinks", c, "a multiple of block * ratio (%d)" % tokens)
-    _need(x.top_k % tokens == 0, "index.top_k", c, "a multiple of block * ratio (%d)" % tokens)
+        _need(_is_int(value) and value > 0, "index." + name, c, "a positive integer of 32 bits")
     _need(x.source in ("keys", "learned"), "index.source", c, "keys or learned")
     allowed = ("mean", "query") if x.source == "keys" else ("mean", "gate")
     what = "%s with source '%s'" % (" or ".join(allowed), x.source)
@@ -361,19 +367,24 @@ def _validate_index(c: ModelConfig) -> None:
     if x.source == "learned":
         for name in ("heads", "dim"):
             value = getattr(x, name)
-            _need(_is_int(value) and value > 0, "index." + name, c, "a positive integer")
-    _need(
-        c.weight_sparsity < 1 / x.ratio,
-        "weight_sparsity",
-        c,
-        "below 1 / index.ratio (%g)" % (1 / x.ratio),
-    )
+            _need(_is_int(value) and value > 0, "index." + name, c, "a positive integer of 32 bits")
     _need(len(x.share) == c.num_layers, "index.share", c, "one entry per layer")
     for i, source in enumerate(x.share):
         ok = _is_int(source) and 0 <= source <= i and x.share[source] == source
         _need(ok, "index.share", c, "an earlier layer that selects, or the layer itself")
         same = source == i or (c.layer_types[source] == c.layer_types[i] == "sparse")
         _need(same, "index.share", c, "a sparse layer for a sparse layer (layer %d)" % i)
+
+
+def _validate_blocks(c: ModelConfig) -> None:
+    """What the index of a layer that selects blocks demands of the sizes around it."""
+    x, tokens = c.index, c.index.block_tokens
+    _need(c.page_size % x.ratio == 0, "page_size", c, "a multiple of index.ratio (%d)" % x.ratio)
+    _need(c.page_size % tokens == 0, "page_size", c, "a multiple of block * ratio (%d)" % tokens)
+    _need(c.sinks % tokens == 0, "sinks", c, "a multiple of block * ratio (%d)" % tokens)
+    _need(x.top_k % tokens == 0, "index.top_k", c, "a multiple of block * ratio (%d)" % tokens)
+    below = "below 1 / index.ratio (%g)" % (1 / x.ratio)
+    _need(c.weight_sparsity < 1 / x.ratio, "weight_sparsity", c, below)
 
 
 def _validate_rope(s: RopeScaling) -> None:
@@ -407,11 +418,13 @@ def _need(ok: bool, name: str, config: ModelConfig, expected: str) -> None:
 
 
 def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    """An integer that an attribute of an operator can hold."""
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 31
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
+    """A finite number within the range of float32."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 3e38
 
 
 def _is_token(value: Any, config: ModelConfig) -> bool:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = "__init__ __main__ bundle config errors resources".split()
 PACKAGES = "cli engine kvpool runtime serve".split()
 
 # What `pip install edgepool` brings no extra for: these may be imported inside functions only.
@@ -26,10 +25,10 @@ for name in sys.argv[1:]:
 
 def board_side_files() -> list[Path]:
     package = ROOT / "edgepool"
-    files = [package / (name + ".py") for name in FILES]
+    files = sorted(package.glob("*.py"))
     for name in PACKAGES:
         files += sorted((package / name).rglob("*.py"))
-    return [path for path in files if path.exists()]
+    return files
 
 
 def vermin(paths: list[Path], *options: str) -> subprocess.CompletedProcess[str]:

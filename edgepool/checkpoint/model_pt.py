@@ -182,6 +182,8 @@ def _state_dict(path: Path, value: Any) -> dict[str, Tensor]:
         )
         if not (isinstance(name, str) and plain):
             raise BadInput(f"{path}: state_dict entry {name!r} is not a plain tensor")
+        if tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
+            raise BadInput(f"{path}: tensor {name!r} repeats fewer values than its shape has")
     return {name: tensor.detach() for name, tensor in value.items()}
 
 

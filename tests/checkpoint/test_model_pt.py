@@ -231,6 +231,7 @@ FAULTS = {
     "rank": (dict(state_dict=nested(torch.ones(16, 1))), "'norm.weight' has shape [16, 1]"),
     "nan": (dict(state_dict=nested(torch.full((16,), float("nan")))), "'norm.weight' holds NaN"),
     "inf": (dict(state_dict=nested(torch.full((16,), float("-inf")))), "'norm.weight' holds NaN"),
+    "repeated": (dict(state_dict=nested(torch.ones(1).expand(16))), "'norm.weight' repeats"),
     "dtype": (dict(state_dict=nested(torch.ones(16, dtype=torch.float64))), "is float64"),
     "int": (dict(state_dict=nested(torch.ones(16, dtype=torch.int8))), "is int8"),
     "tokenizer": (dict(tokenizer="{"), "tokenizer cannot be read"),
@@ -241,6 +242,15 @@ FAULTS = {
         "unknown key 'num_layer' (did you mean 'num_layers'?)",
     ),
     "config value": (dict(config={**CONFIG.to_dict(), "page_size": 6}), "config.page_size: 6"),
+    "config infinite": (
+        dict(config={**CONFIG.to_dict(), "rms_norm_eps": float("inf")}),
+        "config.rms_norm_eps: inf",
+    ),
+    "config huge": (dict(config={**CONFIG.to_dict(), "window": 1 << 40}), "config.window: 1099"),
+    "config unused": (
+        dict(config={**CONFIG.to_dict(), "layer_types": [], "index": {"share": [0]}}),
+        "config.index.share: (0,)",
+    ),
     "tied": (
         dict(config={**CONFIG.to_dict(), "tie_embeddings": True}),
         "'lm_head.weight' belongs to no layer",
