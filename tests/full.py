@@ -20,6 +20,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-n", "2", "-q", "--durations", "10"]
+        command += ["--hypothesis-profile", "full"]
         code = subprocess.run([*command, "--junitxml", report, *sys.argv[1:]], cwd=ROOT).returncode
         suite = ElementTree.parse(report).getroot()[0]
     counts = {key: int(suite.get(key, "0")) for key in ("tests", "failures", "errors", "skipped")}
