@@ -42,7 +42,7 @@ MANIFEST_KEYS = {
     "dtype": "fp32 or fp16: the graph's own float type",
     "functions": "form of the function bodies in model.onnx",
     "files": "path: {sha256, bytes} of every file but the manifest",
-    "variants": "target: {model, opset, ir_version, lowering}",
+    "variants": "target: {model, opset, ir_version, functions}",
     "quantization": "null, or what `edgepool quantize` recorded",
     "reference": "path of the reference outputs, or null",
     "parity": "how far ONNX Runtime was from PyTorch at export, or null",

@@ -35,7 +35,7 @@ def softmax(x: list[float]) -> list[float]:
 
 
 def attended(step: Step, b: int, t: int, blocks: list[int], rules: dict[str, int]) -> list[int]:
-    """The tokens that query t attends to, from the text of DESIGN 5."""
+    """The tokens that query t attends to, from the text of the operator."""
     sinks, window, block = rules["sinks"], rules["window"], rules["block_tokens"]
     if rules["select"]:
         tokens = set(range(sinks)) | set(range(local_start(t, window, block), t + 1))
