@@ -14,7 +14,7 @@ from ..errors import BadInput
 class Retrofit:
     """Attention settings given to a model that was trained without them.
 
-    budget     tokens attended per query: sinks + window + those selected by the index
+    budget     the most tokens a query attends to: sinks, window rounded to blocks, selection
     window     latest tokens, always attended; sinks: first tokens, always attended
     page_size  tokens per KV page; ratio: keys per pooled index vector
     """
@@ -53,12 +53,13 @@ class Retrofit:
             raise BadInput(f"sinks: {self.sinks} is not a multiple of the ratio ({self.ratio})")
         # A block is a whole page unless the sinks end inside a page.
         block_tokens = math.gcd(self.page_size, self.sinks)
-        selected = self.budget - self.sinks - self.window
-        top_k = selected // block_tokens * block_tokens
+        # The local span starts at a block, so it has up to block_tokens - 1 more than the window.
+        always = self.sinks + self.window + block_tokens - 1
+        top_k = (self.budget - always) // block_tokens * block_tokens
         if top_k <= 0:
             raise BadInput(
                 f"budget: {self.budget} leaves nothing to select: {self.sinks} sinks and a window "
                 f"of {self.window} need a budget of at least "
-                f"{self.sinks + self.window + block_tokens}"
+                f"{always + block_tokens}"
             )
         return IndexConfig(ratio=self.ratio, block=block_tokens // self.ratio, top_k=top_k)

@@ -18,6 +18,7 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     x = x.float()
     scale = x.abs().amax(-1) / 127
     codes = (x / scale[..., None]).round().clamp(-127, 127)
+    codes = codes.masked_fill(scale[..., None] == 0, 0)  # amax / 127 may underflow
     return codes.nan_to_num(nan=0.0).to(torch.int8), scale
 
 

@@ -56,7 +56,8 @@ GPU_DEVICE float int8_scale(unsigned largest) {
 }
 GPU_DEVICE int int8_code(float x, float scale) {
   const float quotient = __fdiv_rn(x, scale);
-  if (quotient != quotient) return 0;  // 0 / 0, or a vector with a NaN or an infinity
+  // A zero vector or one whose scale underflows, or a vector with a NaN or an infinity.
+  if (scale == 0.f || quotient != quotient) return 0;
   return static_cast<int>(fminf(fmaxf(rintf(quotient), -127.f), 127.f));
 }
 GPU_DEVICE void store_codes(int8_t* p, const float (&x)[kOctet], float scale) {

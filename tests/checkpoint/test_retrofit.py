@@ -28,7 +28,7 @@ def configure(retrofit: Retrofit) -> ModelConfig:
 def test_defaults() -> None:
     config = configure(Retrofit())
     assert config.layer_types == ("sparse", "sparse")
-    assert (config.index.ratio, config.index.block, config.index.top_k) == (4, 4, 880)
+    assert (config.index.ratio, config.index.block, config.index.top_k) == (4, 4, 864)
     assert (config.window, config.sinks, config.page_size) == (128, 16, 16)
     assert (config.index.source, config.index.weighting) == ("keys", "mean")
 
@@ -42,12 +42,12 @@ def test_full_attention_needs_no_budget() -> None:
 @pytest.mark.parametrize(
     ("options", "block", "top_k"),
     [
-        (dict(ratio=8), 2, 880),
-        (dict(page_size=64), 4, 880),  # sinks end inside a page: blocks of 16 tokens
-        (dict(page_size=64, sinks=64), 16, 832),
-        (dict(page_size=64, sinks=0, budget=512, window=100), 16, 384),
-        (dict(budget=160), 4, 16),
-        (dict(window=0, sinks=0, budget=100), 4, 96),
+        (dict(ratio=8), 2, 864),
+        (dict(page_size=64), 4, 864),  # sinks end inside a page: blocks of 16 tokens
+        (dict(page_size=64, sinks=64), 16, 768),
+        (dict(page_size=64, sinks=0, budget=512, window=100), 16, 320),
+        (dict(budget=175), 4, 16),
+        (dict(window=0, sinks=0, budget=100), 4, 80),
     ],
 )
 def test_blocks_and_budget(options: dict[str, int], block: int, top_k: int) -> None:
@@ -58,7 +58,7 @@ def test_blocks_and_budget(options: dict[str, int], block: int, top_k: int) -> N
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (dict(budget=159), "budget: 159 .* at least 160"),
+        (dict(budget=174), "budget: 174 .* at least 175"),
         (dict(budget=-1), "budget: -1 is below 1"),
         (dict(window=-1), "window: -1 is below 0"),
         (dict(ratio=0), "ratio: 0 is below 1"),
@@ -88,6 +88,6 @@ def test_attended_tokens_stay_in_the_budget(
         config = configure(retrofit)
     except BadInput:
         return
-    attended = config.sinks + config.window + config.index.top_k
+    attended = config.attended_tokens(0, config.max_context)
     assert budget - config.index.block_tokens < attended <= budget
     assert config.page_size % config.index.block_tokens == 0
