@@ -46,6 +46,7 @@ MANIFEST_KEYS = {
     "quantization": "null, or what `edgepool quantize` recorded",
     "reference": "path of the reference outputs, or null",
     "parity": "how far ONNX Runtime was from PyTorch at export, or null",
+    "digest": "sha256 of this manifest without `digest`, see `manifest_digest`",
 }
 
 
@@ -62,13 +63,18 @@ class Bundle:
 
     @classmethod
     def open(cls, path: Union[str, Path]) -> Bundle:
-        """Read and check a bundle; cheap, it hashes nothing (see `verify`).
+        """Read and check a bundle; cheap, it hashes only the manifest (see `verify`).
 
-        Raises BadInput for a folder that is no bundle or of an unknown version, for a missing file,
-        a file of another size, and for paths that lead out of the folder.
+        Raises BadInput for a folder that is no bundle or of an unknown version, for a changed
+        manifest, a missing file, a file of another size, and paths that lead out of the folder.
         """
         path = Path(path)
         manifest = read_manifest(path)
+        if manifest["digest"] != manifest_digest(manifest):
+            raise BadInput(
+                "%s: its digest is not the one it states: the file was changed or damaged; "
+                "copy the bundle again or export it anew" % (path / MANIFEST)
+            )
         try:
             config = ModelConfig.from_dict(manifest["config"])
         except BadInput as error:
@@ -176,7 +182,7 @@ def read_manifest(path: Path) -> Dict[str, Any]:
 
 
 def write_manifest(folder: Path, manifest: Dict[str, Any]) -> None:
-    """Write manifest.json, with sha256 and size of every file now in the folder."""
+    """Write manifest.json: its digest, and sha256 and size of every file now in the folder."""
     names = sorted(
         str(path.relative_to(folder)).replace(os.sep, "/")
         for path in folder.rglob("*")
@@ -186,10 +192,20 @@ def write_manifest(folder: Path, manifest: Dict[str, Any]) -> None:
         name: {"sha256": sha256(folder / name), "bytes": (folder / name).stat().st_size}
         for name in names
     }
-    text = json.dumps({**manifest, "files": files}, indent=2, sort_keys=True, ensure_ascii=False)
+    manifest = {**manifest, "files": files}
+    manifest["digest"] = manifest_digest(manifest)
+    text = json.dumps(manifest, indent=2, sort_keys=True, ensure_ascii=False)
     staged_file = folder / (MANIFEST + ".tmp")
     staged_file.write_text(text + "\n", encoding="utf-8")
     os.replace(str(staged_file), str(folder / MANIFEST))
+
+
+def manifest_digest(manifest: Dict[str, Any]) -> str:
+    """Hex sha256 of a manifest's values: its JSON without `digest`, spaces and unsorted keys."""
+    values = {key: value for key, value in manifest.items() if key != "digest"}
+    return hashlib.sha256(
+        json.dumps(values, sort_keys=True, separators=(",", ":")).encode("ascii")
+    ).hexdigest()
 
 
 def sha256(path: Path) -> str:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -50,8 +51,11 @@ def write_bundle(path: Path, external: str = "", **changes: object) -> Path:
 
 
 def edit(path: Path, **changes: object) -> None:
+    """Change the manifest as somebody would who knows the format, its digest included."""
     file = path / "manifest.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    manifest = {**json.loads(file.read_text()), **changes}
+    manifest["digest"] = bundle.manifest_digest(manifest)
+    file.write_text(json.dumps(manifest))
 
 
 def refused(path: Path) -> str:
@@ -130,16 +134,34 @@ def test_a_link_out_of_the_folder(tmp_path: Path) -> None:
     assert "a link out of the folder" in refused(path)
 
 
+def flipped(file: Path) -> Iterator[tuple[bytes, int, bytes]]:
+    """(content, position, damaged): the file with one bit flipped in each byte in turn."""
+    content = file.read_bytes()
+    for position in range(len(content)):
+        damaged = bytearray(content)
+        damaged[position] ^= 1 << position % 8
+        file.write_bytes(damaged)
+        yield content, position, bytes(damaged)
+    file.write_bytes(content)
+
+
+def reads_the_same(content: bytes, damaged: bytes) -> bool:
+    try:
+        return json.loads(content) == json.loads(damaged)
+    except ValueError:
+        return False
+
+
 def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
     path = write_bundle(tmp_path / "b")
     for file in ("model.onnx", "tokenizer.json", "variants/l4/model.onnx"):
-        content = (path / file).read_bytes()
-        for position in range(len(content)):
-            damaged = bytearray(content)
-            damaged[position] ^= 1 << position % 8
-            (path / file).write_bytes(damaged)
-            assert file in refused(path)
-        (path / file).write_bytes(content)
+        for _, position, _ in flipped(path / file):
+            assert file in refused(path), position
+    Bundle.open(path).verify()
+    for content, position, damaged in flipped(path / "manifest.json"):
+        # 1e-05 and 1E-05 are one number: only what changes a value has to be found.
+        if not reads_the_same(content, damaged):
+            assert "manifest.json" in refused(path), position
     Bundle.open(path).verify()
     (path / "tokenizer.json").write_text("{ }")
     assert "3 bytes, the manifest says 2" in refused(path)
