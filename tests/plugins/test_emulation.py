@@ -49,6 +49,7 @@ MEMORY = {
     "syncwarp_is_no_block_barrier": "race",
     "overfull_buffer": "race",
     "blocks_collide": "race",
+    "read_by_another_block": "race",
     "missing_fence": "race",
     "counted_too_early": "race",
     "plain_and_atomic": "race",

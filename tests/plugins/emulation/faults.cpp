@@ -203,6 +203,10 @@ __global__ void overfull_buffer(int* out) {
 __global__ void blocks_collide(int* out) {
   store(out + threadIdx.x, static_cast<int>(blockIdx.x));  // FAULT: blocks_collide
 }
+__global__ void read_by_another_block(int* out) {
+  const int v = load(out + threadIdx.x);
+  if (blockIdx.x == 1) store(out + threadIdx.x, v + 1);  // FAULT: read_by_another_block
+}
 template <bool Fence, bool Barrier>
 GPU_DEVICE int last_block(int* part, int* done, int mine) {
   __shared__ bool last;
@@ -384,6 +388,7 @@ int main(int argc, char** argv) {
     };
   };
   several("blocks_collide", blocks_collide, 2, 0);
+  several("read_by_another_block", read_by_another_block, 2, 0);
   several("missing_fence", missing_fence, 4, 0);
   several("counted_too_early", counted_too_early, 4, 0);
   several("counted_in_time", counted_in_time, 4, 0);

@@ -156,18 +156,20 @@ bool find_conflict(const Region& region, const Cell& cell, Access access, Confli
   return false;
 }
 
-void note_read(Cell& cell, const Stamp& mine) {
-  if (cell.read.epoch && cell.read.thread != mine.thread) {
-    const bool other_warp = cell.read.thread / kLanes != mine.thread / kLanes;
-    const bool kept = cell.other_read.epoch == mine.epoch &&
-                      cell.other_read.thread / kLanes != mine.thread / kLanes;
-    if (other_warp || !kept) cell.other_read = cell.read;
+void note_read(const Region& region, Cell& cell, const Stamp& mine) {
+  const auto mine_too = [&](const Stamp& past, unsigned threads) {
+    return order::in_this_block(past) && past.thread / threads == mine.thread / threads;
+  };
+  if (cell.read.epoch && !mine_too(cell.read, 1)) {
+    const bool far = cell.other_read.epoch && !mine_too(cell.other_read, kLanes) &&
+                     order::unordered(cell.other_read, region.is_shared);
+    if (!far || !mine_too(cell.read, kLanes)) cell.other_read = cell.read;
   }
   cell.read = mine;
 }
 
-void note(Cell& cell, const Stamp& mine, Access access) {
-  if (access == Access::load) return note_read(cell, mine);
+void note(const Region& region, Cell& cell, const Stamp& mine, Access access) {
+  if (access == Access::load) return note_read(region, cell, mine);
   // An atomic does not make up for a plain write that the same thread has just made.
   const bool plain_before = cell.write.epoch == mine.epoch && cell.write.thread == mine.thread &&
                             cell.write.clock == mine.clock && !cell.write.is_atomic;
@@ -204,7 +206,7 @@ void check(const Region& region, uintptr_t address, size_t bytes, Access access,
         return subject() + ", and " + who(conflict.with, conflict.access) + ", in no order";
       });
     }
-    note(cell, mine, access);
+    note(region, cell, mine, access);
     if (access != Access::load) state = kWritten;
   }
 }

@@ -18,6 +18,10 @@ uint16_t clock_of[kMaxThreads];
 // seen[t][u]: how far thread t has seen the clock of thread u, in this epoch.
 uint16_t seen[kMaxThreads][kMaxThreads];
 bool seen_across_warps = false;
+// What those saw who have arrived at each named barrier.
+struct Gathered {
+  uint16_t seen[kMaxThreads];
+} gathered[16];
 
 // The blocks of this launch, by their first epoch.
 struct Started {
@@ -54,6 +58,7 @@ void next_epoch() {
     else
       std::memset(&seen[t][t / kLanes * kLanes], 0, kLanes * sizeof seen[t][0]);
   }
+  if (seen_across_warps) std::memset(gathered, 0, sizeof gathered);
   seen_across_warps = false;
 }
 
@@ -77,11 +82,6 @@ bool received_from(const Stamp& past) {
   }
   return false;
 }
-
-// What thread t saw before a named barrier, gathered from all who arrive.
-struct Gathered {
-  uint16_t seen[kMaxThreads];
-} gathered[16];
 
 }  // namespace
 
@@ -142,8 +142,10 @@ void named_barrier_reset(int id) { gathered[id] = {}; }
 void fence() { fenced[current->id] = true; }
 
 void atomic_on(const void* address) {
-  for (const Published& p : published[address])
-    if (p.block + 1 != blocks.size()) received.push_back({p, epoch, current->id});
+  const auto found = published.find(address);
+  if (found != published.end())
+    for (const Published& p : found->second)
+      if (p.block + 1 != blocks.size()) received.push_back({p, epoch, current->id});
   if (!fenced[current->id]) return;
   std::vector<Published>& here = published[address];
   const Published mine{blocks.size() - 1, epoch, current->id};

@@ -18,8 +18,8 @@ static_assert(sizeof(Stamp) == 8, "");
 
 struct Cell {
   Stamp write;
-  // The last reader, and another since the last write, of another warp if there was one: whoever
-  // writes next is a different thread than at least one of them.
+  // The last reader, and another since the last write, of another warp or block if there was one:
+  // whoever writes next is a different thread than at least one of them.
   Stamp read, other_read;
 };
 
