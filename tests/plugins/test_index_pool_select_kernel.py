@@ -1,0 +1,338 @@
+"""IndexPoolSelect's CUDA kernel, executed by the CPU emulation, against the PyTorch definition.
+
+Selections are compared from identical stored bytes: exactly where arithmetic is exact; elsewhere
+a block may be exchanged only for one whose float64 score is as good to a relative 1e-5.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgepool.ops.index_pool_select import SCORINGS, block_scores
+from tests.plugins import emulated
+
+INT, POINTER, SIZE = ctypes.c_int32, ctypes.c_void_p, ctypes.c_size_t
+FIELDS = [
+    *((name, POINTER) for name in ("q", "w", "index_pool", "index_scale")),
+    *((name, POINTER) for name in ("page_table", "past_len", "new_len", "selected", "workspace")),
+    ("workspace_size", SIZE),
+    *((name, INT) for name in ("B", "S", "Hs", "Hq", "Di", "NP", "U", "MP", "scoring")),
+    *((name, INT) for name in ("k", "block", "ratio", "window", "sinks")),
+    *((name, INT) for name in ("activation", "storage", "sm", "multiprocessors")),
+    ("stream", POINTER),
+]
+SCHEDULES = ("seq", "rev", "rand:1", "rand:2", "rand:3")
+# Sizes at which work is split, made small, so that small cases have many splits and parts.
+SMALL = (
+    ("kLeastSegment = 256, kMostSegment = 2048;", "kLeastSegment = 128, kMostSegment = 128;"),
+    ("kPart = 8192;", "kPart = 24;"),
+)
+
+
+def prepared(library: emulated.Library) -> emulated.Library:
+    library.c.problem.restype = ctypes.c_char_p
+    library.c.workspace_bytes.restype = SIZE
+    return library
+
+
+@pytest.fixture(scope="module")
+def library() -> emulated.Library:
+    return prepared(emulated.load("index_pool_select"))
+
+
+@pytest.fixture(scope="module")
+def split() -> emulated.Library:
+    """The kernel with small splits."""
+    return prepared(
+        emulated.variant("index_pool_select", "index_pool_select", *SMALL, kind=emulated.KIND)
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    batch: int = 1
+    length: int = 1
+    heads: int = 1
+    queries: int = 4
+    dim: int = 64
+    per_page: int = 4
+    columns: int = 20
+    ratio: int = 4
+    scoring: str = "relu"
+    k: int = 6
+    block: int = 2
+    window: int = 0
+    sinks: int = 0
+    activation: type = np.float16
+    quantised: bool = True
+    exact: bool = False  # small integers, with which every operation is exact
+    in_flight: int = 0  # queries that the workspace has room for; 0: as many as it asks for
+    seed: int = 0
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    block = draw(st.sampled_from([1, 1, 2, 3, 4, 8, 16, 32, 40]))
+    per_page = block * draw(st.integers(1, 3))
+    ratio = draw(st.integers(1, 4))
+    exact = draw(st.booleans())
+    return Case(
+        batch=draw(st.integers(1, 2)),
+        length=draw(st.sampled_from([1, 1, 1, 2, 3, 5, 18])),
+        heads=draw(st.integers(1, 2)),
+        queries=draw(st.sampled_from([1, 2, 3, 4, 5, 8, 12, 16])),
+        dim=draw(st.sampled_from([16, 64] if exact else [16, 32, 48, 64, 80, 128, 144])),
+        per_page=per_page,
+        columns=draw(st.integers(1, max(1, 220 // per_page))),
+        ratio=ratio,
+        scoring="relu" if exact else draw(st.sampled_from(SCORINGS)),
+        k=draw(st.sampled_from([1, 2, 3, 7, 20, 50])),
+        block=block,
+        window=draw(st.sampled_from([0, 1, 5, 40])),
+        sinks=block * ratio * draw(st.integers(0, 3)),
+        activation=draw(st.sampled_from([np.float32, np.float16])),
+        quantised=draw(st.booleans()),
+        exact=exact,
+        in_flight=draw(st.sampled_from([0, 0, 1, 3, 17])),
+        seed=draw(st.integers(0, 2**32 - 1)),
+    )
+
+
+def inputs(case: Case) -> dict[str, np.ndarray]:
+    """Ragged sequences, most of them nearly full; page tables with holes, in no order."""
+    rng = np.random.default_rng(case.seed)
+    kind = case.activation
+    pages = 1 + case.batch * case.columns
+    room = case.columns * case.per_page * case.ratio
+    new = rng.integers(0, case.length + 1, case.batch)
+    new[rng.random(case.batch) < 0.6] = case.length
+    new = np.minimum(new, room)
+    past = np.where(
+        rng.random(case.batch) < 0.7, room - new, rng.integers(0, room - new + 1, case.batch)
+    )
+    table = rng.permutation(np.arange(1, pages)).reshape(case.batch, case.columns)
+    table[rng.random(table.shape) < 0.15] = 0
+
+    def values(*shape: int) -> np.ndarray:
+        if case.exact:
+            return rng.integers(-3, 4, shape).astype(kind)
+        return rng.standard_normal(shape).astype(kind)
+
+    shape = (case.heads, pages, case.per_page, case.dim)
+    codes = rng.integers(-4, 5, shape) if case.exact else rng.integers(-127, 128, shape)
+    scale = 2.0 ** rng.integers(-2, 3, shape[:3]) if case.exact else rng.random(shape[:3]) / 64
+    relu = case.scoring == "relu"
+    return {
+        "q": values(case.batch, case.length, case.heads, case.queries, case.dim),
+        "w": values(case.batch, case.length, case.heads, case.queries) if relu else values(1),
+        "index_pool": codes.astype(np.int8) if case.quantised else values(*shape),
+        "index_scale": (scale if case.quantised else np.zeros(1)).astype(np.float32),
+        "page_table": table.astype(np.int32),
+        "past_len": past.astype(np.int32),
+        "new_len": new.astype(np.int32),
+    }
+
+
+def float64_scores(case: Case, data: dict[str, np.ndarray]) -> np.ndarray:
+    """Scores of all blocks, [B, S, Hs, NB], by the definition."""
+    t = {name: torch.from_numpy(a) for name, a in data.items()}
+    for name in ("q", "w") if case.quantised else ("q", "w", "index_pool"):
+        t[name] = t[name].double()
+    return block_scores(
+        *t.values(), case.scoring, case.block, case.ratio, case.window, case.sinks
+    ).numpy()
+
+
+def parameters(case: Case, data: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Sizes and attributes; no pointers."""
+    sizes = {name: None for name, kind in FIELDS if kind is POINTER}
+    return dict(
+        sizes,
+        workspace_size=0,
+        B=case.batch, S=case.length, Hs=case.heads, Hq=case.queries, Di=case.dim,
+        NP=data["index_pool"].shape[1], U=case.per_page, MP=data["page_table"].shape[1],
+        scoring=SCORINGS.index(case.scoring), k=case.k, block=case.block, ratio=case.ratio,
+        window=case.window, sinks=case.sinks,
+        activation=emulated.TYPES[np.dtype(case.activation)],
+        storage=emulated.TYPES[data["index_pool"].dtype],
+        sm=80, multiprocessors=8,
+    )  # fmt: skip
+
+
+def execute(
+    library: emulated.Library, case: Case, data: dict[str, np.ndarray], sm: int = 80
+) -> np.ndarray:
+    """What the kernel selects, [B, S, Hs, k]."""
+    library.reset()
+    values = dict(parameters(case, data), sm=sm)
+
+    def workspace(**changed: int) -> int:
+        params = emulated.structure(FIELDS, {**values, **changed})
+        return int(library.c.workspace_bytes(ctypes.byref(params)))
+
+    size = workspace(B=1, S=min(case.in_flight, case.length)) if case.in_flight else workspace()
+    like = np.empty((case.batch, case.length, case.heads, case.k), np.int32)
+    with library.memory() as memory:
+        values.update((name, memory.put(array)) for name, array in data.items())
+        values.update(
+            selected=memory.allocate(like.nbytes),
+            workspace=memory.allocate(size),
+            workspace_size=size,
+        )
+        status = library.c.launch(ctypes.byref(emulated.structure(FIELDS, values)))
+        assert (status, library.faults()) == (0, [])
+        return memory.get(values["selected"], like)
+
+
+def assert_best(selected: np.ndarray, scores: np.ndarray, exact: bool) -> None:
+    """Each row holds the best blocks by `scores` [..., NB], ascending, -1 padded."""
+    for got, score in zip(
+        selected.reshape(-1, selected.shape[-1]), scores.reshape(-1, scores.shape[-1])
+    ):
+        order = np.argsort(-np.where(np.isnan(score), np.inf, score), kind="stable")
+        best = order[: min(len(got), (score != -np.inf).sum())]
+        count = len(best)
+        assert (got[count:] == -1).all()
+        chosen = got[:count]
+        assert (np.diff(chosen) > 0).all() and (count == 0 or chosen[0] >= 0)
+        if set(chosen) == set(best):
+            continue
+        assert not exact, (sorted(best), chosen)
+        taken, left = np.setdiff1d(chosen, best), np.setdiff1d(best, chosen)
+        assert (score[taken] != -np.inf).all()
+        largest = np.abs(score[best]).max()
+        assert score[left].max() - score[taken].min() <= 1e-5 * largest
+
+
+@given(case=cases(), sm=st.sampled_from([72, 80]), schedule=st.sampled_from(SCHEDULES))
+def test_equals_definition(
+    library: emulated.Library, split: emulated.Library, case: Case, sm: int, schedule: str
+) -> None:
+    data = inputs(case)
+    scores = float64_scores(case, data)
+    for build in (library, split):
+        build.imitate(sm, schedule)
+        assert_best(execute(build, case, data, sm), scores, case.exact)
+
+
+MODES = [
+    Case(),
+    Case(activation=np.float32, quantised=False, queries=3, block=1),
+    Case(scoring="softmax", length=3, queries=12, dim=80, quantised=False),
+    Case(scoring="softmax", activation=np.float32, heads=2, queries=5, batch=2),
+    Case(length=20, queries=3, heads=2, block=4, window=17, sinks=16, exact=True),
+    Case(length=9, queries=16, scoring="softmax", block=4, window=8, in_flight=4),
+]
+
+
+@pytest.mark.parametrize("sm", [72, 80])
+@pytest.mark.parametrize("case", MODES, ids=lambda c: f"{c.scoring}-{c.length}x{c.queries}")
+def test_every_mode(split: emulated.Library, case: Case, sm: int) -> None:
+    """More pools than in the random cases, and the same bits in any order of blocks and threads."""
+    case = replace(case, columns=80, k=40)
+    data = inputs(case)
+    results = []
+    for schedule in SCHEDULES[:3]:
+        split.imitate(sm, schedule)
+        results.append(execute(split, case, data, sm))
+    assert_best(results[0], float64_scores(case, data), case.exact)
+    assert all((r == results[0]).all() for r in results)
+
+
+@pytest.mark.parametrize("scoring", SCORINGS)
+@pytest.mark.parametrize("sm", [72, 80])
+def test_ties_go_to_the_lower_block(
+    library: emulated.Library, split: emulated.Library, scoring: str, sm: int
+) -> None:
+    """Three kinds of pools only, so that nearly all scores are equal."""
+    case = Case(columns=60, scoring=scoring, k=50, dim=16, block=1, queries=2)
+    data = inputs(case)
+    rng = np.random.default_rng(3)
+    kinds = rng.integers(-127, 128, (3, 16)).astype(np.int8)
+    which = rng.integers(0, 3, data["index_pool"].shape[:3])
+    data["index_pool"], data["index_scale"][:] = kinds[which], 1 / 64
+    scores = float64_scores(case, data)
+    assert len(np.unique(scores[np.isfinite(scores)])) <= 3
+    for build in (library, split):
+        build.imitate(sm, "rand:1")
+        assert_best(execute(build, case, data, sm), scores, exact=True)
+
+
+def test_scores_that_are_no_numbers(library: emulated.Library, split: emulated.Library) -> None:
+    """NaN is above everything, as in PyTorch; minus infinity is never chosen; -0 equals 0."""
+    case = Case(columns=30, block=1, k=70, queries=1, dim=16, exact=True)
+    data = inputs(case)
+    data["q"] = np.abs(data["q"]) + 1
+    data["w"][:] = -1
+    pool, scale = data["index_pool"], data["index_scale"]
+    pool[:, :, 1] = -1  # a negative affinity: relu gives 0, times -1 is -0
+    pool[:, 5:9], scale[:, 5:9] = 0, np.nan  # what quantising a NaN leaves
+    pool[:, 11:20], scale[:, 11:20] = 4, 3e38  # overflows, times -1 is minus infinity
+    scores = block_scores(
+        *map(torch.from_numpy, data.values()), case.scoring, 1, case.ratio, 0, 0
+    ).numpy()
+    assert np.isnan(scores).any() and (scores == 0).any()
+    assert (scores == -np.inf).sum() > (data["page_table"] == 0).sum() * 4
+    for build in (library, split):
+        build.imitate(80, "rev")
+        assert_best(execute(build, case, data), scores, exact=True)
+
+
+@pytest.mark.parametrize("sm", [72, 80])
+def test_long_row(library: emulated.Library, sm: int) -> None:
+    """Over kPart blocks and a k over 3,840, with the splits that a board would see."""
+    case = Case(columns=2300, k=4000, block=1, dim=16, queries=1, exact=True, sinks=8, window=100)
+    data = inputs(case)
+    data["past_len"][:] = 2300 * 16 - 1
+    library.imitate(sm)
+    assert_best(execute(library, case, data, sm), float64_scores(case, data), exact=True)
+
+
+def random_bits(rng: np.random.Generator, like: np.ndarray) -> np.ndarray:
+    """Arbitrary words, some of them small."""
+    bits = rng.integers(-(2**31), 2**31, like.shape)
+    small = rng.integers(-3, 200, like.shape)
+    return np.where(rng.random(like.shape) < 0.5, bits, small).astype(np.int32)
+
+
+@pytest.mark.parametrize("part", range(10))
+def test_any_bits(library: emulated.Library, split: emulated.Library, part: int) -> None:
+    """Arbitrary integers and scales: no fault, and numbers within the sequence, ascending."""
+    for seed in range(part * 100, part * 100 + 100):
+        rng = np.random.default_rng(seed)
+        case = Case(
+            batch=int(rng.integers(0, 3)),
+            length=int(rng.integers(0, 4)),
+            queries=int(rng.integers(1, 6)),
+            dim=16,
+            columns=int(rng.integers(0, 9)),
+            scoring=SCORINGS[seed % 2],
+            block=int(rng.choice([1, 2, 4])),
+            window=int(rng.choice([0, 7, 2**31 - 1])),
+            sinks=int(rng.choice([0, 16, 2**31 - 16])),
+            activation=(np.float32, np.float16)[seed // 2 % 2],
+            quantised=bool(rng.integers(4)),
+            seed=seed,
+        )
+        data = inputs(replace(case, batch=max(case.batch, 1), columns=max(case.columns, 1)))
+        data["page_table"] = data["page_table"][: case.batch, : case.columns]
+        for name in ("page_table", "past_len", "new_len"):
+            data[name] = random_bits(rng, data[name])
+        if case.quantised:
+            scale = random_bits(rng, data["index_scale"]).view(np.float32)
+            data["index_scale"] = scale
+        build = (library, split)[seed % 2]
+        sm = (72, 80)[seed // 4 % 2]
+        build.imitate(sm)
+        selected = execute(build, case, data, sm)
+        assert ((selected >= -1) & (selected < max(case.columns * 4 // case.block, 1))).all()
+        later, earlier = selected[..., 1:], selected[..., :-1]
+        assert ((later > earlier) | (later == -1)).all()
