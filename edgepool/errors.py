@@ -6,6 +6,15 @@ The command line prints the message and leaves with `exit_code` (docs/commands.m
 
 from __future__ import annotations
 
+# What std::bad_alloc, ONNX Runtime, PyTorch and CUDA say; none of them raises MemoryError.
+_OUT_OF_MEMORY = (
+    "bad_alloc",
+    "bad allocation",
+    "failed to allocate",
+    "can't allocate memory",
+    "out of memory",
+)
+
 
 class EdgepoolError(Exception):
     """Base of every error that is part of the interface; never raised itself."""
@@ -29,3 +38,9 @@ class MissingRequirement(EdgepoolError):
     """This machine lacks a package, tool, device or amount of memory or disk."""
 
     exit_code = 3
+
+
+def out_of_memory(failure: Exception) -> bool:
+    """Whether an exception of a library says that memory, the machine's or a GPU's, ran out."""
+    text = str(failure).lower()
+    return isinstance(failure, MemoryError) or any(words in text for words in _OUT_OF_MEMORY)

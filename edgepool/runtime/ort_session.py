@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 import onnxruntime as ort
 
-from ..config import ModelConfig, state_specs
-from ..errors import BadInput, MissingRequirement
+from ..config import ModelConfig, StateSpec, state_specs
+from ..errors import BadInput, EdgepoolError, MissingRequirement, out_of_memory
 from .session import Session, physical_pages
 
 DTYPES = {
@@ -17,6 +17,12 @@ DTYPES = {
     "tensor(float16)": np.float16,
     "tensor(int8)": np.int8,
     "tensor(int32)": np.int32,
+}
+TYPES = {  # of a StateSpec: what the graph may declare
+    "float": ("tensor(float)", "tensor(float16)"),
+    "float32": ("tensor(float)",),
+    "int8": ("tensor(int8)",),
+    "int32": ("tensor(int32)",),
 }
 STEP_INPUTS = ("input_ids", "page_table", "past_len", "new_len", "logit_rows")
 PREFILL_CHUNK = 256
@@ -76,12 +82,13 @@ class OrtBackend:
         threads: int = 0,
         device: str = "cpu",
     ) -> None:
+        self._path = model_path
         self._session = _load(model_path, threads, device)
         self._binding = self._session.io_binding()
         self._logits = np.zeros((0, 0, config.vocab_size), np.float32)
         self.state: Dict[str, ort.OrtValue] = {}
         self.cache_bytes = 0
-        dtypes = _state_dtypes(self._session, config, model_path)
+        dtypes = _check_graph(self._session, config, model_path)
         sizes = {"batch": batch, "pages": pages}
         for spec in state_specs(config):
             shape: List[int] = [sizes[n] if isinstance(n, str) else n for n in spec.shape]
@@ -109,7 +116,10 @@ class OrtBackend:
             self._binding.bind_ortvalue_output(
                 "logits", ort.OrtValue.ortvalue_from_numpy(self._logits)
             )
-        self._session.run_with_iobinding(self._binding)
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except Exception as error:  # see `_load`
+            raise _failure(self._path, "cannot run it", error) from error
         return self._logits
 
 
@@ -127,7 +137,7 @@ def _load(model_path: Path, threads: int, device: str) -> ort.InferenceSession:
     try:
         session = ort.InferenceSession(str(model_path), options, providers=[provider])
     except Exception as error:  # every exception of onnxruntime derives from Exception only
-        raise BadInput("%s: ONNX Runtime cannot load it: %s" % (model_path, error)) from error
+        raise _failure(model_path, "cannot load it", error) from error
     if session.get_providers()[0] != provider:  # it falls back to the CPU without a word
         raise MissingRequirement(
             "ONNX Runtime could not start %s: is the driver for this GPU installed?" % provider
@@ -135,16 +145,58 @@ def _load(model_path: Path, threads: int, device: str) -> ort.InferenceSession:
     return session
 
 
-def _state_dtypes(
+def _failure(model_path: Path, what: str, error: Exception) -> EdgepoolError:
+    """One line about an exception of ONNX Runtime, whose messages can be long and of many lines."""
+    if out_of_memory(error):
+        return MissingRequirement(
+            "%s: out of memory: take a shorter prompt or fewer new tokens, or close other programs"
+            % model_path
+        )
+    text = " ".join(str(error).split())
+    text = text if len(text) <= 300 else text[:297] + "..."
+    return BadInput("%s: ONNX Runtime %s: %s" % (model_path, what, text))
+
+
+def _check_graph(
     session: ort.InferenceSession, config: ModelConfig, model_path: Path
 ) -> Dict[str, Any]:
-    """The type of every state tensor, as the graph declares it; it must be the config's state."""
-    inputs = {value.name: value.type for value in session.get_inputs()}
-    states = [spec.name for spec in state_specs(config)]
-    if set(inputs) != set(STEP_INPUTS) | set(states):
-        odd = sorted(set(inputs) ^ (set(STEP_INPUTS) | set(states)))
+    """The numpy type of every state tensor, as the graph declares it.
+
+    Raises BadInput unless inputs and outputs are those that the configuration implies: a state of
+    another shape would be found in the middle of a run, or not at all.
+    """
+    inputs = {value.name: value for value in session.get_inputs()}
+    outputs = {value.name: value for value in session.get_outputs()}
+    specs = state_specs(config)
+    wanted = set(STEP_INPUTS) | {spec.name for spec in specs}
+    missing = {"logits"} | {spec.name + "_out" for spec in specs}
+    odd = sorted((set(inputs) ^ wanted) | (missing - set(outputs)))
+    if odd:
         raise BadInput(
-            "%s: its inputs are not those of its configuration (%s): export it again"
+            "%s: its inputs and outputs are not those of its configuration (%s): export it again"
             % (model_path, ", ".join(odd[:4]))
         )
-    return {name: DTYPES[inputs[name]] for name in states}
+    expected = [StateSpec(n, ("batch", "n")[: _rank(n)], "int32") for n in STEP_INPUTS] + specs
+    ends = [StateSpec(spec.name + "_out", spec.shape, spec.dtype) for spec in specs]
+    logits = StateSpec("logits", ("batch", "rows", config.vocab_size), "float32")
+    for values, each in ((inputs, expected), (outputs, [*ends, logits])):
+        for spec in each:
+            value = values[spec.name]
+            if not (_fits(value.shape, spec.shape) and value.type in TYPES[spec.dtype]):
+                raise BadInput(
+                    "%s: '%s' is %s %s, its configuration says %s %s: export it again"
+                    % (model_path, spec.name, value.type, value.shape, spec.dtype, list(spec.shape))
+                )
+    return {spec.name: DTYPES[inputs[spec.name].type] for spec in specs}
+
+
+def _rank(step_input: str) -> int:
+    return 1 if step_input in ("past_len", "new_len") else 2
+
+
+def _fits(shape: Sequence[Any], expected: Sequence[Any]) -> bool:
+    """Whether a graph's shape has every fixed size of `expected` and leaves the others open."""
+    return len(shape) == len(expected) and all(
+        mine == size if isinstance(size, int) else not isinstance(mine, int)
+        for mine, size in zip(shape, expected)
+    )
