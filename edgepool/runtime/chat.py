@@ -9,6 +9,7 @@ interpreter, about 0.2 s, once per rendered conversation.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,14 @@ TIME_LIMIT = 10.0  # seconds, with the start of the child
 MEMORY_LIMIT = 1 << 30  # bytes of address space
 OUTPUT_LIMIT = 4 << 20  # characters, a million tokens
 TEMPLATE_LIMIT = 1 << 20  # characters
+
+# The child is isolated (-I) from the environment and the working folder, but has to find Jinja
+# where this process does: in a user's site-packages, say, or on PYTHONPATH.
+CHILD = """\
+import runpy, sys
+sys.path[:] = sys.argv[2:]
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
 
 
 def render(
@@ -51,9 +60,10 @@ def render(
         },
     }
     worker = Path(__file__).with_name("chat_worker.py")
+    search = [folder for folder in sys.path if os.path.isabs(folder)]
     try:
         child = subprocess.run(
-            [sys.executable, "-I", str(worker)],
+            [sys.executable, "-I", "-c", CHILD, str(worker), *search],
             input=json.dumps(request).encode(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

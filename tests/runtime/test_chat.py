@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
+import venv
+from pathlib import Path
 
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -90,3 +93,24 @@ def test_bad_templates_end_with_one_line(template: str, message: str) -> None:
 def test_a_template_of_absurd_size_is_not_compiled() -> None:
     with pytest.raises(BadInput, match="longer than 1048576 characters"):
         chat.render("x" * (1 << 20) + "x", MESSAGES)
+
+
+def test_jinja_is_found_where_this_process_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bare interpreter, and Jinja only on sys.path: so are user's packages to an isolated one."""
+    venv.create(tmp_path / "bare", symlinks=True)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bare" / "bin" / "python"))
+    assert chat.render("{{ messages[0].content }}", MESSAGES) == "Be brief."
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if not p.endswith("site-packages")])
+    with pytest.raises(BadInput, match="No module named 'jinja2'"):
+        chat.render("x", MESSAGES)
+
+
+def test_the_working_folder_is_not_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "jinja2.py").write_text("raise SystemExit('this is not Jinja')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", ".", *sys.path])
+    assert chat.render("{{ messages[0].content }}", MESSAGES) == "Be brief."
