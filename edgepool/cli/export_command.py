@@ -50,7 +50,7 @@ def command(
             "%s equals PyTorch: logits within %.2g over %d tokens, %d of %d selected blocks differ"
             % (
                 name,
-                max(parity["max_logit_difference"], parity["max_logit_difference_rounded"]),
+                parity["max_logit_difference"],
                 parity["tokens"],
                 parity["selection_flips"],
                 parity["selections"],

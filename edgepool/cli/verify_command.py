@@ -52,3 +52,4 @@ def command(
             "%s: '%s' differs from PyTorch by %.3g (limit %.3g), and %d more"
             % (bundle, failed[0].name, failed[0].largest, failed[0].limit, len(failed) - 1)
         )
+    result.outcome.require(str(bundle))

@@ -257,7 +257,7 @@ def _head(
         inputs = step_inputs(track.schedule, step)
         got = probe.run({**inputs, end: track.x[i].numpy()})["logits"]
         theirs = logits.numpy()
-        outcome.add_logits(got[step.real], theirs[step.real], rounded=0)
+        outcome.add_logits(got[step.real], theirs[step.real])
         observe({"logits": got[step.real]}, {"logits": theirs[step.real]})
         results.append(theirs)
     release(weight)

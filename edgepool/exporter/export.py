@@ -19,6 +19,7 @@ from ..bundle import Bundle
 from ..checkpoint import Checkpoint, load
 from ..config import ModelConfig
 from ..errors import BadInput, GateFailed
+from ..model import Model
 from ..targets import Target, find_targets
 from . import by_layer, lower, parity
 from .graph import OPSET
@@ -189,29 +190,42 @@ def prove(
     """
     text = text_tokens(checkpoint)
     checkpoint = dataclasses.replace(checkpoint, config=config)
-    if is_large(checkpoint):
-        compare, schedule = by_layer.compare, by_layer.short_plan(config, text)
-    else:
-        compare, schedule = whole, plan(config, text)
-    log = ReferenceLog(config, schedule)
+    large, by_layers = is_large(checkpoint), proved_by_layer(checkpoint)
+    short, full = by_layer.short_plan(config, text), plan(config, text)
+    log = ReferenceLog(config, short if large else full)
     outcomes = {}
     paths = {"model.onnx": folder / "model.onnx"}
     paths.update({v["model"]: folder / v["model"] for v in variants.values()})
     for number, (name, path) in enumerate(paths.items()):
         graph = lower.runnable(read_graph(path))
-        steps = schedule if number == 0 else shortened(schedule)
-        seen = log.add if number == 0 else lambda reference: None
-        outcome = compare(graph, path.parent, checkpoint, steps, dtype, report, seen)
+        common = (graph, path.parent, checkpoint)
+        logged = log.add if number == 0 else ignore
+        if by_layers:
+            seen = logged if large else ignore
+            outcome = by_layer.compare(*common, short, dtype, report, seen)
+        else:
+            outcome = whole(*common, shortened(full) if number else full, dtype, report, logged)
         outcome.require(name)
         outcomes[name] = outcome.to_dict()
+        if by_layers and not large and number == 0:
+            outcomes[name]["drift"] = whole(*common, full, dtype, report, logged).to_dict()
     record = json.dumps(log.to_dict(), separators=(",", ":"))
     (folder / "reference.json").write_text(record + "\n", encoding="utf-8")
     return outcomes
 
 
 def is_large(checkpoint: Checkpoint) -> bool:
-    """Whether parity goes layer by layer."""
+    """Whether the model is too large for PyTorch and ONNX Runtime at once."""
     return sum(x.numel() for x in checkpoint.weights.values()) * 4 > WHOLE_MODEL_BYTES
+
+
+def proved_by_layer(checkpoint: Checkpoint) -> bool:
+    """Whether parity is taken layer by layer: large models, and INT8 pages (see parity.py)."""
+    return is_large(checkpoint) or checkpoint.config.kv_dtype == "int8"
+
+
+def ignore(reference: parity.Reference) -> None:
+    """For steps of the reference that nobody looks at."""
 
 
 def whole(
@@ -223,8 +237,7 @@ def whole(
     report: Report,
     seen: Callable[[parity.Reference], None],
 ) -> parity.Outcome:
-    from ..model import Model
-
+    """`parity.compare` with the checkpoint's model, which is in memory for its time only."""
     model = Model.from_checkpoint(checkpoint)
     return parity.compare(graph, folder, model, schedule, dtype, report, seen)
 

@@ -1,8 +1,12 @@
 """Is the exported file PyTorch's model? Both run the same steps, every difference is measured.
 
-Where rounding turns a near-tie of the selection, or of INT8 storage, the two go different ways and
-the export is not to blame. Such flips are counted and must stay rare; parity of the logits is then
-taken again with the reference's selection and state fed in.
+Where rounding turns a near-tie of the selection, the two go different ways and the export is not to
+blame. Such flips are counted and must stay rare; parity of the logits is then taken again with the
+reference's selection and state fed in.
+
+INT8 pages need more: one value that is rounded the other way in the first layer changes a tenth of
+what later layers store. They are judged one layer at a time (`by_layer.py`), and how far the whole
+model drifts is recorded.
 """
 
 from __future__ import annotations
@@ -26,8 +30,8 @@ from .schedule import Schedule, Step, decode_step
 
 TOLERANCES = {"fp32": 1e-3, "fp16": 0.25}
 LAYER_TOLERANCES = {"fp32": 1e-4, "fp16": 1e-2}  # `relative_difference` of a layer's output
-ROUNDED_TOLERANCE = 5e-2
-MOST_FLIPS = 1e-3  # of all selections, and of all stored INT8 values
+ROUNDED_TOLERANCE = 5e-2  # of a layer's output where it rounded an INT8 value the other way
+MOST_FLIPS = {"fp32": 1e-3, "fp16": 1e-2}  # of all selected blocks, of all stored INT8 values
 
 Report = Callable[[str, int, int], None]
 Arrays = dict[str, np.ndarray]
@@ -38,9 +42,9 @@ Observe = Callable[[Arrays, Arrays], None]  # (ONNX Runtime's, PyTorch's): value
 class Outcome:
     """What was measured; the manifest records it.
 
-    The differences of steps in which a stored INT8 value was rounded the other way are apart.
     fed: the reference's selection and state were fed in. by_layer: every layer was given the
-    reference's inputs, and the `relative_difference` of its output taken (`by_layer.py`).
+    reference's inputs, and the `relative_difference` of its output taken (`by_layer.py`); apart for
+    steps in which the layer rounded an INT8 value the other way.
     """
 
     dtype: str
@@ -51,7 +55,6 @@ class Outcome:
     by_layer: bool = False
     steps: int = 0
     max_logit_difference: float = 0.0
-    max_logit_difference_rounded: float = 0.0
     max_layer_difference: float = 0.0
     max_layer_difference_rounded: float = 0.0
     max_state_difference: float = 0.0
@@ -66,13 +69,10 @@ class Outcome:
         """An empty outcome with the limits of a dtype."""
         return cls(dtype, TOLERANCES[dtype], LAYER_TOLERANCES[dtype], tokens, fed, by_layer)
 
-    def add_logits(self, mine: np.ndarray, theirs: np.ndarray, rounded: int) -> None:
+    def add_logits(self, mine: np.ndarray, theirs: np.ndarray) -> None:
         """Compare logits [N,ROWS,vocab]; row 0 is the one whose token a greedy decoder takes."""
         worst = largest_difference(mine, theirs)
-        if rounded:
-            self.max_logit_difference_rounded = max(self.max_logit_difference_rounded, worst)
-        else:
-            self.max_logit_difference = max(self.max_logit_difference, worst)
+        self.max_logit_difference = max(self.max_logit_difference, worst)
         self.greedy_differences += greedy_differences(mine[:, 0], theirs[:, 0], 2 * self.tolerance)
 
     def add_layer(self, worst: float, rounded: int) -> None:
@@ -85,15 +85,13 @@ class Outcome:
         record = asdict(self)
         return {k: float(f"{v:.3g}") if isinstance(v, float) else v for k, v in record.items()}
 
-    def require(self, where: str) -> None:
-        """Raise GateFailed with the first thing that is not as it has to be."""
-        rounded = max(ROUNDED_TOLERANCE, self.tolerance)
+    def fault(self) -> str | None:
+        """The first thing that is not as it has to be, in words."""
+        rounded, flips = max(ROUNDED_TOLERANCE, self.layer_tolerance), MOST_FLIPS[self.dtype]
         checks = {
             f"a logit differs by {self.max_logit_difference:.3g} (limit {self.tolerance:g})": (
                 self.max_logit_difference <= self.tolerance
             ),
-            f"a logit differs by {self.max_logit_difference_rounded:.3g} where INT8 rounding does "
-            f"(limit {rounded:g})": self.max_logit_difference_rounded <= rounded,
             f"a layer's output differs by {self.max_layer_difference:.3g} of its size "
             f"(limit {self.layer_tolerance:g})": self.max_layer_difference <= self.layer_tolerance,
             f"a layer's output differs by {self.max_layer_difference_rounded:.3g} of its size "
@@ -102,15 +100,19 @@ class Outcome:
             ),
             f"{self.greedy_differences} greedy tokens differ": self.greedy_differences == 0,
             f"{self.selection_flips} of {self.selections} selected blocks differ": (
-                self.selection_flips <= MOST_FLIPS * self.selections
+                self.selection_flips <= flips * self.selections
             ),
             f"{self.stored_flips} of {self.stored} stored INT8 values differ": (
-                self.stored_flips <= MOST_FLIPS * self.stored
+                self.stored_flips <= flips * self.stored
             ),
         }
-        for what, passed in checks.items():
-            if not passed:
-                raise GateFailed(f"{where}: not equal to PyTorch: {what}")
+        return next((what for what, passed in checks.items() if not passed), None)
+
+    def require(self, where: str) -> None:
+        """Raise GateFailed unless everything is as it has to be."""
+        fault = self.fault()
+        if fault is not None:
+            raise GateFailed(f"{where}: not equal to PyTorch: {fault}")
 
 
 # --------------------------------------------------------------------------------- reference
@@ -191,9 +193,7 @@ def compare(
     the reference's fed in. seen is called with every step of the reference.
     """
     free = compare_once(graph, folder, model, schedule, dtype, False, report, seen)
-    if not (free.selection_flips or free.stored_flips):
-        return free
-    if free.max_logit_difference <= free.tolerance and not free.max_logit_difference_rounded:
+    if not free.selection_flips or free.max_logit_difference <= free.tolerance:
         return free
     return compare_once(graph, folder, model, schedule, dtype, True, report)
 
@@ -274,13 +274,13 @@ def _measure(
     """Add the differences of one step to the outcome."""
     outcome.steps += 1
     updated = {spec.name: x for spec, x in zip(specs, reference.updated, strict=True)}
-    rounded = measure_state(outcome, specs, updated, got)
+    measure_state(outcome, specs, updated, got)
     for name, theirs in zip(names, reference.selected, strict=True):
         flips, count = selection_flips(got[name], theirs)
         outcome.selection_flips += flips
         outcome.selections += count
     real = reference.step.real
-    outcome.add_logits(got["logits"][real], reference.logits[real], rounded)
+    outcome.add_logits(got["logits"][real], reference.logits[real])
 
 
 def measure_state(

@@ -117,6 +117,7 @@ class Probe:
         except Exception as error:  # every exception of onnxruntime derives from Exception only
             raise GateFailed(f"ONNX Runtime cannot load the exported graph: {error}") from error
         self.inputs = {v.name: DTYPES[v.type] for v in self._session.get_inputs()}
+        self.shapes = {v.name: v.shape for v in self._session.get_inputs()}
         self.outputs = [value.name for value in self._session.get_outputs()]
 
     def run(self, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
