@@ -35,7 +35,7 @@ OPSETS = (20, 21, 22)
 FORM = "auto"
 
 # With more FP32 weights than this, PyTorch and ONNX Runtime run one layer at a time.
-WHOLE_MODEL_BYTES = 2_000_000_000
+WHOLE_MODEL_BYTES = 800_000_000
 
 Report = Callable[[str, int, int], None]
 
