@@ -1,4 +1,4 @@
-"""Cases, definition and execution that the kernel tests of SharedKVAttention and SharedKVRead share."""
+"""Cases, definition and execution, shared by the tests of SharedKVAttention and SharedKVRead."""
 
 from __future__ import annotations
 
@@ -118,7 +118,9 @@ def inputs(case: Case) -> dict[str, np.ndarray]:
         if case.quantised:
             data[x + "_pool"] = rng.integers(-127, 128, shape).astype(np.int8)
             # Scales of vectors of all sizes.
-            scale = (rng.random(shape[:3]) * 2.0 ** rng.integers(-12, -4, shape[:3])).astype(np.float32)
+            scale = (rng.random(shape[:3]) * 2.0 ** rng.integers(-12, -4, shape[:3])).astype(
+                np.float32
+            )
             data[x + "_scale"] = np.where(filled, scale, np.float32(np.nan))
         else:
             data[x + "_pool"] = np.where(filled[..., None], normal(*shape), np.nan)

@@ -158,7 +158,7 @@ def test_mma_s8(library: ctypes.CDLL, source: str, seed: int) -> None:
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_ldmatrix(library: ctypes.CDLL, transposed: bool) -> None:
-    """PTX ISA, "ldmatrix": lane l gets row l / 4, columns 2 (l % 4) and the next, of each matrix."""
+    """PTX ISA, "ldmatrix": lane l gets row l / 4, columns 2 (l % 4) and the next, of each."""
     matrices = np.random.default_rng(0).integers(0, 1 << 16, (4, 8, 8)).astype(np.uint16)
     registers = np.zeros((32, 7, 2), np.uint16)
     assert library.run_ldmatrix(pointer(matrices), int(transposed), pointer(registers)) == 0

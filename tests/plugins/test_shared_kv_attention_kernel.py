@@ -1,4 +1,4 @@
-"""SharedKVAttention's CUDA kernels, executed by the CPU emulation, against the PyTorch definition."""
+"""SharedKVAttention's CUDA kernels, executed by the emulation, against the PyTorch definition."""
 
 from __future__ import annotations
 
