@@ -20,7 +20,7 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any, Dict, Iterator, Optional, Union
+from typing import Any, Callable, Dict, Iterator, Optional, Union
 
 from .config import ModelConfig
 from .errors import BadInput
@@ -80,7 +80,7 @@ class Bundle:
         except BadInput as error:
             raise BadInput("%s: %s" % (path / MANIFEST, error)) from error
         bundle = cls(path, manifest, config)
-        for name, record in _files(path, manifest).items():
+        for name, record in manifest["files"].items():
             size = bundle.file(name).stat().st_size
             if size != record["bytes"]:
                 raise BadInput(
@@ -90,6 +90,10 @@ class Bundle:
             if name.endswith(".onnx"):
                 bundle._check_external_data(name)
         bundle.file("model.onnx")
+        for variant in manifest["variants"].values():
+            bundle.file(variant["model"])
+        if manifest["reference"] is not None:
+            bundle.file(manifest["reference"])
         return bundle
 
     @property
@@ -147,17 +151,22 @@ def confined(folder: Path, name: str) -> Path:
     parts = Path(name).parts
     if not parts or os.path.isabs(name) or ".." in parts or "\\" in name:
         raise BadInput("%s: '%s' leads out of the folder" % (folder, name))
+    if not name.isprintable():  # NUL and half surrogates, which no system call takes, among them
+        raise BadInput("%s: %r is no name for a file" % (folder, name))
     path = folder.joinpath(*parts)
     inside = os.path.realpath(str(folder)) + os.sep
     if not os.path.realpath(str(path)).startswith(inside):
         raise BadInput("%s: '%s' is a link out of the folder" % (folder, name))
-    if not path.is_file():
+    if not os.path.isfile(str(path)):  # unlike Path's, it says no to a name that is too long
         raise BadInput("%s: the file is missing: copy the bundle again or export it anew" % path)
     return path
 
 
 def read_manifest(path: Path) -> Dict[str, Any]:
-    """The manifest of a bundle, its format and version checked; raises BadInput."""
+    """The manifest of a bundle: format, version and the type of every value checked.
+
+    Raises BadInput. The configuration and the digest are left to `Bundle.open`.
+    """
     if not path.exists():
         raise BadInput("%s: no such bundle: `edgepool export model.pt` makes one" % path)
     if not path.is_dir():
@@ -176,8 +185,9 @@ def read_manifest(path: Path) -> Dict[str, Any]:
     for key in MANIFEST_KEYS:
         if key not in manifest:
             raise BadInput("%s: key '%s' is missing" % (file, key))
-    if not isinstance(manifest["variants"], dict):
-        raise BadInput("%s: 'variants' is not a table" % file)
+    for key, is_right in _VALUES.items():
+        if not is_right(manifest[key]):
+            raise BadInput("%s: '%s' does not hold %s" % (file, key, MANIFEST_KEYS[key]))
     return manifest
 
 
@@ -328,15 +338,42 @@ def _read_json(path: Path) -> Dict[str, Any]:
     return value
 
 
-def _files(path: Path, manifest: Dict[str, Any]) -> Dict[str, Dict[str, Any]]:
-    """The manifest's `files`, every record checked."""
-    files = manifest["files"]
-    ok = isinstance(files, dict) and all(
-        isinstance(record, dict)
-        and isinstance(record.get("sha256"), str)
-        and isinstance(record.get("bytes"), int)
-        for record in files.values()
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+
+
+def _is_table(value: Any, **entries: Callable[[Any], bool]) -> bool:
+    """Whether a value is a table, and every one of its values a table with these entries."""
+    return isinstance(value, dict) and all(
+        isinstance(row, dict) and all(name in row and ok(row[name]) for name, ok in entries.items())
+        for row in value.values()
     )
-    if not ok:
-        raise BadInput("%s: 'files' is not a table of sha256 and bytes" % (path / MANIFEST))
-    return files
+
+
+def _is_graph(value: Any) -> bool:
+    return _is_text(value) and value.endswith(".onnx")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+# The values whose type nothing else checks: in MANIFEST_KEYS' words, what they have to be.
+_VALUES: Dict[str, Callable[[Any], bool]] = {
+    "edgepool": _is_text,
+    "source_digest": _is_text,
+    "opset": _is_count,
+    "dtype": lambda value: value in ("fp32", "fp16"),
+    "functions": _is_text,
+    "files": lambda value: _is_table(value, sha256=_is_text, bytes=_is_count),
+    "variants": lambda value: _is_table(
+        value, model=_is_graph, opset=_is_count, ir_version=_is_count, functions=_is_text
+    ),
+    "quantization": lambda value: value is None or isinstance(value, dict),
+    "reference": lambda value: value is None or _is_text(value),
+    "parity": lambda value: value is None or _is_table(value, max_logit_difference=_is_number),
+}

@@ -22,6 +22,8 @@ CONFIG = ModelConfig(
     head_dim=8, max_context=64,
 )  # fmt: skip
 
+VARIANT = {"model": "variants/l4/model.onnx", "opset": 20, "ir_version": 9, "functions": "auto"}
+
 
 def onnx_bytes(external: str = "") -> bytes:
     """A model with one initialiser, inside or in the file `external`."""
@@ -39,13 +41,21 @@ def write_bundle(path: Path, external: str = "", **changes: object) -> Path:
         (folder / "variants" / "l4" / "model.onnx").write_bytes(onnx_bytes())
         if external and "/" not in external:
             (folder / external).write_bytes(bytes(16))
-        manifest = dict.fromkeys(bundle.MANIFEST_KEYS)
-        manifest.update(
-            format=bundle.FORMAT,
-            version=bundle.VERSION,
-            config=CONFIG.to_dict(),
-            variants={"l4": {"model": "variants/l4/model.onnx"}},
-        )
+        manifest = {
+            "format": bundle.FORMAT,
+            "version": bundle.VERSION,
+            "edgepool": "0.1",
+            "config": CONFIG.to_dict(),
+            "source_digest": "0" * 64,
+            "opset": 20,
+            "dtype": "fp32",
+            "functions": "auto",
+            "variants": {"l4": VARIANT},
+            "quantization": None,
+            "reference": None,
+            "parity": {"model.onnx": {"max_logit_difference": 1e-5}},
+        }
+        assert {*manifest, "files", "digest"} == set(bundle.MANIFEST_KEYS)
         bundle.write_manifest(folder, {**manifest, **changes})
     return path
 
@@ -100,13 +110,31 @@ def test_what_is_no_bundle(tmp_path: Path) -> None:
         ({"version": 2}, "version 2 of the format; this edgepool reads version 1"),
         ({"config": {"vocab_size": 1}}, "key 'hidden_size' is missing"),
         ({"config": []}, "expected a table"),
-        ({"variants": []}, "'variants' is not a table"),
-        ({"files": {"model.onnx": 3}}, "'files' is not a table"),
+        ({"variants": []}, "'variants' does not hold target: {model, opset, ir_version"),
+        ({"variants": {"x": 1}}, "'variants' does not hold"),
+        ({"variants": {"x": {**VARIANT, "opset": "20"}}}, "'variants' does not hold"),
+        ({"variants": {"x": {**VARIANT, "model": "tokenizer.json"}}}, "'variants' does not hold"),
+        ({"variants": {"x": {**VARIANT, "model": "y.onnx"}}}, "does not list 'y.onnx'"),
+        ({"files": {"model.onnx": 3}}, "'files' does not hold path: {sha256, bytes}"),
+        ({"files": {"model.onnx": {"sha256": "", "bytes": True}}}, "'files' does not hold"),
+        ({"dtype": 5}, "'dtype' does not hold fp32 or fp16"),
+        ({"reference": {}}, "'reference' does not hold path of the reference outputs, or null"),
+        ({"reference": "gone"}, "does not list 'gone'"),
+        ({"parity": 1}, "'parity' does not hold"),
+        ({"parity": {"model.onnx": {}}}, "'parity' does not hold"),
+        ({"quantization": 1}, "'quantization' does not hold"),
+        ({"edgepool": None}, "'edgepool' does not hold"),
+        ({"source_digest": 1}, "'source_digest' does not hold"),
+        ({"opset": 20.5}, "'opset' does not hold"),
+        ({"functions": []}, "'functions' does not hold"),
         ({"files": {}}, "does not list 'model.onnx'"),
         ({"files": {"../x": {"sha256": "", "bytes": 1}}}, "leads out of the folder"),
         ({"files": {"/etc/passwd": {"sha256": "", "bytes": 1}}}, "leads out of the folder"),
         ({"files": {"..\\x": {"sha256": "", "bytes": 1}}}, "leads out of the folder"),
         ({"files": {"": {"sha256": "", "bytes": 1}}}, "leads out of the folder"),
+        ({"files": {"a\0b": {"sha256": "", "bytes": 1}}}, "is no name for a file"),
+        ({"files": {"\ud800": {"sha256": "", "bytes": 1}}}, "is no name for a file"),
+        ({"files": {"x" * 300: {"sha256": "", "bytes": 1}}}, "the file is missing"),
         ({"files": {"gone": {"sha256": "", "bytes": 1}}}, "the file is missing"),
     ],
 )

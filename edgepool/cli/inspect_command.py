@@ -55,7 +55,7 @@ def _bundle(path: Path) -> Dict[str, Any]:
         "kind": "bundle",
         **{key: manifest[key] for key in keys},
         "graphs": {name: _graph(bundle.file(name)) for name in graphs},
-        "config": manifest["config"],
+        "config": bundle.config.to_dict(),  # the manifest may leave out what has a default
         "cache": _cache(bundle.config, manifest["dtype"]),
     }
 
@@ -103,7 +103,7 @@ def _print(record: Dict[str, Any]) -> None:
         rows.append(["bytes", console.bytes_text(record["bytes"])])
     if "config" in record:
         rows += _config_rows(record["config"])
-    for name, parity in record.get("parity", {}).items():
+    for name, parity in (record.get("parity") or {}).items():
         rows.append(["parity", "%s: logits within %g" % (name, parity["max_logit_difference"])])
     console.print_table(["", ""], rows)
     if "files" in record:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgepool.bundle import FORMAT, MANIFEST_KEYS, VERSION, write_manifest
+from edgepool.bundle import FORMAT, VERSION, write_manifest
 from edgepool.checkpoint import byte_tokenizer, load
 from edgepool.cli.main import main
 from edgepool.errors import BadInput
@@ -25,8 +25,21 @@ def write_bundle(path: Path, tokenizer: str | None = None, **manifest: object) -
     path.mkdir()
     write_tiny_graph(CONFIG, path / "model.onnx")
     (path / "tokenizer.json").write_text(tokenizer or byte_tokenizer(), encoding="utf-8")
-    record = {**dict.fromkeys(MANIFEST_KEYS), "variants": {}, "config": CONFIG.to_dict()}
-    write_manifest(path, {**record, "format": FORMAT, "version": VERSION, **manifest})
+    record = {
+        "format": FORMAT,
+        "version": VERSION,
+        "edgepool": "0.1",
+        "config": CONFIG.to_dict(),
+        "source_digest": "0" * 64,
+        "opset": 20,
+        "dtype": "fp32",
+        "functions": "auto",
+        "variants": {},
+        "quantization": None,
+        "reference": None,
+        "parity": None,
+    }
+    write_manifest(path, {**record, **manifest})
     return path
 
 
