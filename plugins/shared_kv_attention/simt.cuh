@@ -74,14 +74,11 @@ class Simt {
         stage_(stage),
         weights_(reinterpret_cast<float*>(stage + kStep * kStride)) {
     GPU_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      most_[r] = -INFINITY;
-      sum_[r] = 0;
+    for (int r = 0; r < kRows; ++r)
       GPU_UNROLL
       for (int c = 0; c < kChunks; ++c)
         GPU_UNROLL
         for (int e = 0; e < kPerLane; ++e) mixed_[r][c][e] = 0;
-    }
   }
 
   // Starts to load the keys of a step.
@@ -100,24 +97,21 @@ class Simt {
       score_chunk(score, c);
     }
     weigh(job, score, tokens[lane_]);
+    sum_weights(score, tokens[lane_].v_scale);
+    const int count = kStep - __clz(static_cast<int>(__ballot_sync(kAll, tokens[lane_].queries != 0)));
     GPU_UNROLL
     for (int c = 0; c < kChunks; ++c)
       if (c < chunks_) {
         stash();
         if (c + 1 < chunks_) fetch(job.in.v_pool, tokens, c + 1);
-        mix_chunk(mixed_, c);
+        mix_chunk(c, count);
       }
   }
 
   // Highest score and sum of weights of each row, into sums[kRows].
   GPU_DEVICE void summarize(float2* sums) {
-    GPU_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      float sum = sum_[r];
-      GPU_UNROLL
-      for (int other = kLanes / 2; other; other /= 2) sum += __shfl_xor_sync(kAll, sum, other);
-      if (lane_ == 0) sums[r] = make_float2(most_[r], sum);
-    }
+    const float sum = sum_ + __shfl_xor_sync(kAll, sum_, kRows);
+    if (lane_ < kRows) sums[lane_] = make_float2(most_, sum);
   }
 
   // Adds (or puts) each row's weighted values times its factor to `rows` [kRows][stride].
@@ -162,7 +156,8 @@ class Simt {
 
   GPU_DEVICE void score_chunk(float (&score)[kRows], int chunk) const {
     constexpr int kWord = 4 / kBytes;
-    for (int i = 0; i < kVectors; ++i) {
+    const int vectors = min(kVectors, (D_ * kBytes - chunk * kChunk) / 16);
+    for (int i = 0; i < vectors; ++i) {
       const auto key = *reinterpret_cast<const Vector<16>*>(stage_ + lane_ * kStride + i * 16);
       const float* query = queries_ + (chunk * kChunk + i * 16) / kBytes;
       float x[4][kWord];
@@ -184,35 +179,48 @@ class Simt {
     }
   }
 
-  // Scores of this lane's token to weights, relative to the highest score so far.
-  GPU_DEVICE void weigh(const Job& job, const float (&score)[kRows], const Token& token) {
+  // Scores of this lane's token to weights, relative to each row's highest score so far.
+  GPU_DEVICE void weigh(const Job& job, float (&score)[kRows], const Token& token) {
     int query = first_row_ / job.plan.group, head = first_row_ % job.plan.group;
     GPU_UNROLL
     for (int r = 0; r < kRows; ++r) {
       if (r / kFour * kFour >= rows_) break;
       const float s = token.queries >> query & 1 ? score[r] * token.k_scale : -INFINITY;
       if (++head == job.plan.group) head = 0, ++query;
-      if (__any_sync(kAll, s > most_[r])) {
-        float most = fmaxf(most_[r], s);
+      float most = __shfl_sync(kAll, most_, r);
+      if (__any_sync(kAll, s > most)) {
+        const float before = most;
+        most = fmaxf(most, s);
         GPU_UNROLL
         for (int other = kLanes / 2; other; other /= 2)
           most = fmaxf(most, __shfl_xor_sync(kAll, most, other));
-        const float shrink = exp2f(most_[r] - most);
-        most_[r] = most;
-        sum_[r] *= shrink;
+        const float shrink = exp2f(before - most);
+        if (lane_ % kRows == r) most_ = most, sum_ *= shrink;
         GPU_UNROLL
         for (int c = 0; c < kChunks; ++c)
           GPU_UNROLL
           for (int e = 0; e < kPerLane; ++e) mixed_[r][c][e] *= shrink;
       }
-      const float weight = exp2f(s - (most_[r] == -INFINITY ? 0.f : most_[r]));
-      sum_[r] += weight;
-      weights_[lane_ * kWeightStride + r] = weight * token.v_scale;
+      score[r] = exp2f(s - (most == -INFINITY ? 0.f : most));
     }
   }
 
-  GPU_DEVICE void mix_chunk(float (&mixed)[kRows][kChunks][kPerLane], int chunk) const {
-    for (int t = 0; t < kStep; ++t) {
+  // Adds the weights up, and leaves them, times the values' scales, where all lanes read them.
+  GPU_DEVICE void sum_weights(const float (&weight)[kRows], float v_scale) {
+    float* mine = weights_ + lane_ * kWeightStride;
+    GPU_UNROLL
+    for (int r = 0; r < kRows; ++r) mine[r] = weight[r];
+    __syncwarp();
+    for (int t = lane_ / kRows; t < kStep; t += kLanes / kRows)
+      sum_ += weights_[t * kWeightStride + lane_ % kRows];
+    if (kBytes != 1) return;
+    __syncwarp();
+    GPU_UNROLL
+    for (int r = 0; r < kRows; ++r) mine[r] = weight[r] * v_scale;
+  }
+
+  GPU_DEVICE void mix_chunk(int chunk, int count) {
+    for (int t = 0; t < count; ++t) {
       float x[4 / kBytes];
       const unsigned char* at = stage_ + t * kStride + lane_ * kLaneBytes;
       unpack(kLaneBytes == 4 ? *reinterpret_cast<const uint32_t*>(at)
@@ -224,10 +232,10 @@ class Simt {
         const float4 weight = *reinterpret_cast<const float4*>(weights_ + t * kWeightStride + four);
         GPU_UNROLL
         for (int e = 0; e < kPerLane; ++e) {
-          mixed[four][chunk][e] += weight.x * x[e];
-          mixed[four + 1][chunk][e] += weight.y * x[e];
-          mixed[four + 2][chunk][e] += weight.z * x[e];
-          mixed[four + 3][chunk][e] += weight.w * x[e];
+          mixed_[four][chunk][e] += weight.x * x[e];
+          mixed_[four + 1][chunk][e] += weight.y * x[e];
+          mixed_[four + 2][chunk][e] += weight.z * x[e];
+          mixed_[four + 3][chunk][e] += weight.w * x[e];
         }
       }
     }
@@ -238,7 +246,8 @@ class Simt {
   unsigned char* stage_;   // [kStep][kStride]
   float* weights_;         // [kStep][kWeightStride]
   Vector<16> fetched_[kVectors];
-  float most_[kRows], sum_[kRows];  // the same in all lanes; of this lane's tokens
+  float most_ = -INFINITY;  // of row lane % kRows
+  float sum_ = 0;           // of that row's weights of every second token
   float mixed_[kRows][kChunks][kPerLane];
 };
 

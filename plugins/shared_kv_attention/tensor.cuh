@@ -30,11 +30,12 @@ class Tensor {
   static constexpr int kKeyChunks = DP * kBytes / 64;
   static constexpr int kKeySteps = kKeyElements / 4;  // products along k (16) that a chunk makes
   static constexpr int kKeyTiles = kStep / 8;
-  static constexpr int kAhead = kKeyChunks < 4 ? kKeyChunks : kKeyChunks > 4 ? 2 : 4;
+  static constexpr int kKeysAhead = kKeyChunks > 4 ? 2 : kKeyChunks;  // chunks; as registers allow
   // Values: 8 lanes load 64 or 128 bytes of a token at once.
   static constexpr int kValueBytes = DP * kBytes < 128 ? 8 : 16;
   static constexpr int kValueElements = kValueBytes / kBytes;
   static constexpr int kValueChunks = DP * kBytes / (8 * kValueBytes);
+  static constexpr int kValuesAhead = kValueChunks < 2 ? kValueChunks : 2;
 
  public:
   static constexpr int kQueryBytes = kRows * DP * static_cast<int>(sizeof(__half));
@@ -79,7 +80,7 @@ class Tensor {
   // Starts to load the keys of a step.
   GPU_DEVICE void issue(const Job& job, const Token* tokens) {
     GPU_UNROLL
-    for (int c = 0; c < kAhead; ++c)
+    for (int c = 0; c < kKeysAhead; ++c)
       GPU_UNROLL
       for (int t = 0; t < kKeyTiles; ++t) keys_[c][t] = load_key(job, tokens, c, t);
   }
@@ -93,17 +94,21 @@ class Tensor {
     GPU_UNROLL
     for (int c = 0; c < kKeyChunks; ++c) {
       if (c * 4 * kKeyElements >= D_) break;
-      if (c >= kAhead)
+      if (c >= kKeysAhead)
         GPU_UNROLL
-        for (int t = 0; t < kKeyTiles; ++t) keys_[c % kAhead][t] = load_key(job, tokens, c, t);
-      score_chunk(score, keys_[c % kAhead], c);
+        for (int t = 0; t < kKeyTiles; ++t) keys_[c % kKeysAhead][t] = load_key(job, tokens, c, t);
+      score_chunk(score, keys_[c % kKeysAhead], c);
     }
-    Vector<kValueBytes> values[kValueChunks][4];
-    load_values(job, tokens, 0, values);
+    Vector<kValueBytes> values[kValuesAhead][4];
+    load_values(job, tokens, 0, 0, values);
     weigh(score, tokens);
-    mix(score, 0, values);
-    load_values(job, tokens, 16, values);
-    mix(score, 2, values);
+    GPU_UNROLL
+    for (int half = 0; half < 2; ++half)
+      GPU_UNROLL
+      for (int c = 0; c < kValueChunks; c += kValuesAhead) {
+        if (half || c) load_values(job, tokens, half * 16, c, values);
+        mix(score, half * 2, c, values);
+      }
   }
 
   // Highest score and sum of weights of each row, into sums[kRows].
@@ -152,14 +157,15 @@ class Tensor {
     return load_vector<16>(static_cast<const P*>(job.in.k_pool) + int64_t{token.row} * D_ + column);
   }
 
-  GPU_DEVICE void load_values(const Job& job, const Token* tokens, int first,
-                              Vector<kValueBytes> (&values)[kValueChunks][4]) const {
+  // Chunks `chunk` and following of 16 tokens' values.
+  GPU_DEVICE void load_values(const Job& job, const Token* tokens, int first, int chunk,
+                              Vector<kValueBytes> (&values)[kValuesAhead][4]) const {
     GPU_UNROLL
     for (int i = 0; i < 4; ++i) {
       const Token& token = tokens[first + lane_ % 4 * 2 + i / 2 * 8 + i % 2];
       GPU_UNROLL
-      for (int c = 0; c < kValueChunks; ++c) {
-        const int column = (c * 8 + lane_ / 4) * kValueElements;
+      for (int c = 0; c < kValuesAhead; ++c) {
+        const int column = ((chunk + c) * 8 + lane_ / 4) * kValueElements;
         values[c][i] = token.queries && column < D_
                            ? load_vector<kValueBytes>(static_cast<const P*>(job.in.v_pool) +
                                                       int64_t{token.row} * D_ + column)
@@ -248,9 +254,9 @@ class Tensor {
         for (int i = 0; i < 4; ++i) mixed_[c][j][i] *= shrink[i / 2];
   }
 
-  // Adds 16 tokens' values by their weights, which are in two tiles of the scores.
-  GPU_DEVICE void mix(const float (&weight)[kKeyTiles][4], int tile,
-                      const Vector<kValueBytes> (&values)[kValueChunks][4]) {
+  // Adds those chunks of 16 tokens' values by their weights, which are in two tiles of the scores.
+  GPU_DEVICE void mix(const float (&weight)[kKeyTiles][4], int tile, int chunk,
+                      const Vector<kValueBytes> (&values)[kValuesAhead][4]) {
     uint32_t a[4];
     GPU_UNROLL
     for (int i = 0; i < 4; ++i) {
@@ -258,8 +264,8 @@ class Tensor {
       a[i] = bits_of(__floats2half2_rn(pair[i % 2 * 2], pair[i % 2 * 2 + 1]));
     }
     GPU_UNROLL
-    for (int c = 0; c < kValueChunks; ++c) {
-      if (c * 8 * kValueElements >= D_) break;
+    for (int c = 0; c < kValuesAhead; ++c) {
+      if ((chunk + c) * 8 * kValueElements >= D_) break;
       GPU_UNROLL
       for (int w = 0; w < kValueBytes / 4; ++w) {
         const uint32_t x[4] = {values[c][0].word[w], values[c][1].word[w], values[c][2].word[w],
@@ -267,7 +273,7 @@ class Tensor {
         GPU_UNROLL
         for (int e = 0; e < 4 / kBytes; ++e) {
           const uint32_t b[2] = {across(x[0], x[1], e), across(x[2], x[3], e)};
-          float(&sum)[4] = mixed_[c][w * (4 / kBytes) + e];
+          float(&sum)[4] = mixed_[chunk + c][w * (4 / kBytes) + e];
           gpu::mma_f16<A>(sum, a, b, sum);
         }
       }
@@ -286,7 +292,7 @@ class Tensor {
   int query_[2];                // of this lane's rows, lane / 4 and lane / 4 + 8
   float most_[2], sum_[2];      // of those rows; the sum over this lane's tokens
   float unit_ = FLT_MIN;
-  Vector<16> keys_[kAhead][kKeyTiles];
+  Vector<16> keys_[kKeysAhead][kKeyTiles];
   float mixed_[kValueChunks][kValueElements][4];
 };
 
