@@ -235,19 +235,18 @@ def staged(path: Union[str, Path]) -> Iterator[Path]:
     """A new folder beside `path` that takes its place when the block ends without an error.
 
     Until then what stands at `path` is untouched; a failed block leaves nothing behind, and what a
-    killed process left is removed by the next. Only a bundle or an empty folder is replaced.
-    Raises BadInput for a path that cannot be written, and when the disk is full.
+    killed process left is removed by the next. The new folder is on the disk before it takes its
+    place, so that a power cut leaves the old or the new one.
+
+    Only a bundle or an empty folder is replaced, and only if the bundle holds nothing but what its
+    manifest lists and what is DERIVED from it. Raises BadInput for other folders, for a path that
+    cannot be written, and when the disk is full.
     """
     path = Path(os.path.abspath(str(path)))
     if path.is_symlink() or (path.exists() and not path.is_dir()):
         raise BadInput("%s: it exists and is not a folder: choose another output" % path)
     if path.is_dir() and any(path.iterdir()):
-        try:
-            read_manifest(path)
-        except BadInput as error:
-            raise BadInput(
-                "%s: the folder is not empty and not a bundle: choose another output" % path
-            ) from error
+        _check_replaceable(path)
     temporary = path.with_name(".%s.%d.tmp" % (path.name, os.getpid()))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -257,7 +256,9 @@ def staged(path: Union[str, Path]) -> Iterator[Path]:
         raise _cannot_write(path, error) from error
     try:
         yield temporary
+        _sync(temporary)
         _exchange(temporary, path)
+        _sync_folder(path.parent)
     except OSError as error:
         if error.errno in WRITE_ERRORS:
             raise _cannot_write(path, error) from error
@@ -265,6 +266,9 @@ def staged(path: Union[str, Path]) -> Iterator[Path]:
     finally:
         shutil.rmtree(str(temporary), ignore_errors=True)
 
+
+# Folders of a bundle that later commands fill: replaced with it, their files need not be listed.
+DERIVED = ("engines", "variants")
 
 WRITE_ERRORS = (
     errno.ENOSPC,
@@ -284,7 +288,10 @@ def _cannot_write(path: Path, error: OSError) -> BadInput:
 
 
 def _exchange(new: Path, path: Path) -> None:
-    """Put `new` at `path`; what was there is then at `new`. Atomic where the kernel can."""
+    """Put `new` at `path`; what was there is then at `new`. Atomic where the kernel can.
+
+    Where it cannot, the old folder is put back if the new one cannot take its place.
+    """
     if not path.exists():
         os.rename(str(new), str(path))
         return
@@ -299,8 +306,52 @@ def _exchange(new: Path, path: Path) -> None:
     if not done:
         aside = new.with_name(new.name + ".old")
         os.rename(str(path), str(aside))
-        os.rename(str(new), str(path))
+        try:
+            os.rename(str(new), str(path))
+        except OSError:
+            os.rename(str(aside), str(path))
+            raise
         os.rename(str(aside), str(new))
+
+
+def _check_replaceable(path: Path) -> None:
+    """Raise BadInput unless the folder is a bundle (of any version) with no other file in it."""
+    try:
+        manifest = _read_json(path / MANIFEST)
+    except BadInput:
+        manifest = {}
+    if manifest.get("format") != FORMAT:
+        raise BadInput("%s: the folder is not empty and not a bundle: choose another output" % path)
+    listed = manifest.get("files")
+    for folder, folders, names in os.walk(str(path)):
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
+        for name in sorted(names + links):
+            relative = os.path.relpath(os.path.join(folder, name), str(path))
+            if relative.split(os.sep)[0] in DERIVED or relative == MANIFEST:
+                continue
+            if not isinstance(listed, dict) or relative.replace(os.sep, "/") not in listed:
+                raise BadInput(
+                    "%s: it would be deleted, and no bundle's manifest lists it: "
+                    "move it, or choose another output" % (path / relative)
+                )
+
+
+def _sync(folder: Path) -> None:
+    """Force a folder with all it holds to the disk."""
+    for parent, _, names in os.walk(str(folder)):
+        for name in names:
+            with open(os.path.join(parent, name), "rb") as stream:
+                os.fsync(stream.fileno())
+        _sync_folder(Path(parent))
+
+
+def _sync_folder(folder: Path) -> None:
+    """Force the names in a folder to the disk."""
+    descriptor = os.open(str(folder), os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _remove_leftovers(path: Path) -> None:

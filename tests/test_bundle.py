@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -243,6 +244,75 @@ def test_replacing_without_the_kernel_s_help(
         (folder / "new").write_text("x")
     assert [p.name for p in path.iterdir()] == ["new"]
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_old_bundle_comes_back_if_the_new_cannot_take_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*_: object, **__: object) -> None:
+        raise OSError("no libc")
+
+    def rename(source: str, target: str) -> None:
+        if target == str(path) and source.endswith(".tmp"):
+            raise PermissionError(errno.EACCES, "denied", source)
+        os.replace(source, target)
+
+    path = write_bundle(tmp_path / "b")
+    monkeypatch.setattr(bundle.ctypes, "CDLL", missing)
+    monkeypatch.setattr(bundle.os, "rename", rename)
+    with pytest.raises(BadInput, match="cannot be written"), staged(path) as folder:
+        (folder / "new").write_text("x")
+    Bundle.open(path).verify()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_all_is_on_the_disk_before_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is synced, by the number that survives a rename, and where the bundle was just then."""
+    path = write_bundle(tmp_path / "b")
+    synced = []
+    fsync = os.fsync
+
+    def record(descriptor: int) -> None:
+        synced.append((os.fstat(descriptor).st_ino, (path / "new").exists()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(bundle.os, "fsync", record)
+    with staged(path) as folder:
+        (folder / "new" / "deep").mkdir(parents=True)
+        (folder / "new" / "deep" / "file").write_text("x")
+    new = [path, path / "new", path / "new" / "deep", path / "new" / "deep" / "file"]
+    assert {inode for inode, there in synced if not there} == {p.stat().st_ino for p in new}
+    assert [inode for inode, there in synced if there] == [tmp_path.stat().st_ino]
+
+
+@pytest.mark.parametrize(
+    "name", ["notes.txt", "variants.txt", "sub/notes.txt", "sub/manifest.json"]
+)
+def test_a_file_that_the_manifest_does_not_list_is_not_deleted(tmp_path: Path, name: str) -> None:
+    path = write_bundle(tmp_path / "b")
+    (path / name).parent.mkdir(exist_ok=True)
+    (path / name).write_text("mine")
+    with pytest.raises(BadInput, match=r"b/%s: it would be deleted" % name), staged(path):
+        pass
+    assert (path / name).read_text() == "mine"
+    Bundle.open(path).verify()
+
+
+def test_a_linked_folder_is_not_deleted(tmp_path: Path) -> None:
+    path = write_bundle(tmp_path / "b")
+    (path / "photos").symlink_to(tmp_path)
+    with pytest.raises(BadInput, match="photos: it would be deleted"), staged(path):
+        pass
+
+
+def test_bundles_that_cannot_be_opened_are_replaced(tmp_path: Path) -> None:
+    """A damaged one, or one of another version: writing it anew is what the message advises."""
+    path = write_bundle(tmp_path / "b")
+    edit(path, version=0, dtype=5)
+    (path / "model.onnx").write_bytes(b"damaged")
+    Bundle.open(write_bundle(path)).verify()
 
 
 def test_only_bundles_and_empty_folders_are_replaced(tmp_path: Path) -> None:
