@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Dict, List, Optional
@@ -65,7 +66,7 @@ def open_source(
             "%s: PyTorch needs the model.pt that it was exported from: name that file instead"
             % path
         )
-    return _checkpoint_source(exported_from, threads, bundle.manifest["source_digest"])
+    return _checkpoint_source(exported_from, threads, bundle)
 
 
 def _bundle_source(bundle: Bundle, threads: int, device: str) -> Source:
@@ -91,13 +92,18 @@ def _verify_used(bundle: Bundle) -> None:
     Bundle(bundle.path, {**bundle.manifest, "files": used}, bundle.config).verify()
 
 
-def _checkpoint_source(path: Path, threads: int, digest: Optional[str] = None) -> Source:
+def _checkpoint_source(path: Path, threads: int, bundle: Optional[Bundle] = None) -> Source:
+    """A `model.pt`; with a bundle, what that was exported from, within the bundle's context."""
     from ..checkpoint import load
     from . import torch_session
 
     checkpoint = load(path)
-    if digest is not None and checkpoint.source != digest:
-        raise BadInput("%s: not the model that the bundle was exported from" % path)
+    if bundle is not None:
+        if checkpoint.source != bundle.manifest["source_digest"]:
+            raise BadInput("%s: not the model that the bundle was exported from" % path)
+        context = min(checkpoint.config.max_context, bundle.config.max_context)
+        config = dataclasses.replace(checkpoint.config, max_context=context)
+        checkpoint = dataclasses.replace(checkpoint, config=config)
     if checkpoint.tokenizer is None:
         raise BadInput("%s: it has no tokenizer: import the model with one" % path)
     return Source(

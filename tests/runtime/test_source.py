@@ -135,6 +135,19 @@ def test_torch_runs_the_model_that_the_bundle_came_from(tmp_path: Path) -> None:
     assert source.open_session(16).cache_bytes > 0
 
 
+def test_torch_keeps_to_the_context_of_the_bundle(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model_pt = write_checkpoint(tmp_path / "model.pt")
+    shorter = {**CONFIG.to_dict(), "max_context": 20}
+    bundle = write_bundle(tmp_path / "bundle", source_digest=load(model_pt).source, config=shorter)
+    assert open_source(model_pt).config.max_context == 128
+    assert open_source(bundle, backend="torch").config.max_context == 20
+    for backend in ("ort", "torch"):
+        assert main(["run", str(bundle), "--backend", backend, "--prompt", "x" * 21]) == 2
+        assert "has 21 tokens, but the context has room for 20" in capsys.readouterr().err
+
+
 def test_torch_refuses_another_model(tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "bundle", source_digest="0" * 64)
     with pytest.raises(BadInput, match="PyTorch needs the model.pt"):
