@@ -28,7 +28,7 @@ import typer
 import typer.core
 
 from .. import __version__
-from ..errors import BadInput, EdgepoolError, MissingRequirement
+from ..errors import BadInput, EdgepoolError, MissingRequirement, out_of_memory
 from . import console
 
 # In the order of the pipeline, which is the order of `edgepool --help`.
@@ -105,6 +105,7 @@ for _name, _summary in COMMANDS.items():
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command line `argv` (the process's own by default) and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    _print_whatever_comes()
     try:
         code = app(arguments, prog_name="edgepool", standalone_mode=False)
         sys.stdout.flush()
@@ -121,10 +122,19 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return _reader_left()
     except OSError as failure:
         return _fail(_operating_system_error(failure))
-    except MemoryError:
+    except Exception as failure:  # of a library, of any class; every other one is a fault of ours
+        if not out_of_memory(failure):
+            raise
         return _fail(
             MissingRequirement("out of memory: close other programs or take a smaller model")
         )
+
+
+def _print_whatever_comes() -> None:
+    """A terminal or pipe that is not UTF-8 gets `?` for what it cannot show, and no exception."""
+    reconfigure = getattr(sys.stdout, "reconfigure", None)  # not every stand-in for stdout has it
+    if reconfigure is not None:
+        reconfigure(errors="replace")
 
 
 def _fail(failure: EdgepoolError) -> int:

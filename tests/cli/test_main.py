@@ -132,6 +132,10 @@ def test_errors_become_one_line_and_an_exit_code(
         ),
         (IsADirectoryError(errno.EISDIR, "Is a directory", "d"), 2, "d: is a directory"),
         (MemoryError(), 3, "out of memory"),
+        (RuntimeError("std::bad_alloc"), 3, "out of memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), 3, "out of memory"),
+        (Exception("Failed to allocate memory for requested buffer"), 3, "out of memory"),
+        (RuntimeError("CUDA out of memory. Tried to allocate"), 3, "out of memory"),
         (ModuleNotFoundError("", name="torch.onnx"), 3, "pip install 'edgepool[export]'"),
         (ModuleNotFoundError("", name="tensorrt_rtx_bindings"), 3, "edgepool[rtx]"),
     ],
@@ -154,7 +158,28 @@ def test_what_the_machine_refuses_is_one_line(
     assert printed.count("\n") == 1
 
 
-@pytest.mark.parametrize("failure", [ValueError("x"), OSError(errno.EIO, "I/O"), ImportError("x")])
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_text_that_stdout_cannot_hold(encoding: str) -> None:
+    script = (
+        "import sys\n"
+        "from edgepool.cli import console, main as cli\n"
+        "@cli.app.command()\n"
+        "def probe() -> None:\n"
+        "    print('caf\\u00e9 \\u4f60 \\ud800')\n"
+        "    console.print_table(['name'], [['\\u4f60']])\n"
+        "sys.exit(cli.main(['probe']))\n"
+    )
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, env=environment)
+    assert (result.returncode, result.stderr) == (0, b"")
+    expected = "café 你 ?\nname\n你\n".encode(encoding, "replace")
+    assert result.stdout == expected
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [ValueError("x"), RuntimeError("x"), OSError(errno.EIO, "I/O"), ImportError("x")],
+)
 def test_our_own_faults_are_not_hidden(failure: Exception, command: Callable) -> None:
     def body() -> None:
         raise failure
