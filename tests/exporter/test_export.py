@@ -356,12 +356,12 @@ def test_a_killed_export_leaves_the_old_bundle(mixed: Path, tmp_path: Path) -> N
     process = subprocess.Popen(
         [sys.executable, "-m", "edgepool", "export", "model.pt"],
         cwd=tmp_path,
-        stderr=subprocess.DEVNULL,
+        stderr=(tmp_path.parent / "killed.log").open("w"),
         env={**os.environ, "PYTHONPATH": os.getcwd()},
     )
     deadline = time.monotonic() + 240
     while not list(tmp_path.glob(".edgepool-bundle.*.tmp/model.onnx")):
-        assert process.poll() is None
+        assert process.poll() is None, (tmp_path.parent / "killed.log").read_text()
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
