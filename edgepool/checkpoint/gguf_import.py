@@ -141,7 +141,7 @@ class _Keys:
             return
         if short not in OFF_KEYS or value != OFF_KEYS[short]:
             raise BadInput(
-                f"{self.file.path}: {key} = {str(value)[:40]} may change the model "
+                f"{self.file.path}: {key!r} is {value!r:.40}, which may change the model "
                 "and is not supported"
             )
 
