@@ -44,14 +44,14 @@ def import_checkpoint(
     """Write `target` (a model.pt) from a GGUF file or a Hugging Face folder.
 
     Weights keep their dtype, quantised ones become float16; memory stays near the largest tensor.
-    Raises BadInput for a source that edgepool cannot express, and writes nothing then.
+    Raises BadInput for a source that edgepool cannot express or that `target` is part of, and
+    writes nothing then.
     """
     started = time.monotonic()
     source, target = Path(source), Path(target)
     retrofit.settings(1)  # a wrong option is reported before a large file is read
     found = open_source(source)
-    if target.exists() and target.samefile(source):
-        raise BadInput(f"{target}: is the source; name another file to write")
+    _check_target(source, target)
     fields = dict(found.fields)
     config = ModelConfig(**fields, **retrofit.settings(fields["num_layers"]))
     save(target, config, found.weights, found.tokenizer, origin=found.path, report=report)
@@ -69,6 +69,18 @@ def import_checkpoint(
         bytes=target.stat().st_size,
         seconds=time.monotonic() - started,
     )
+
+
+def _check_target(source: Path, target: Path) -> None:
+    """Refuse to write over the source: the file itself, or anything but a .pt in its folder."""
+    files = [source]
+    if source.is_dir():
+        files += [file for file in source.iterdir() if file.is_file() and file.suffix != ".pt"]
+        inside = target.parent.exists() and target.parent.samefile(source)
+        if inside and target.suffix != ".pt":
+            raise BadInput(f"{target}: in the folder of the source only a .pt file is written")
+    if target.exists() and any(target.samefile(file) for file in files):
+        raise BadInput(f"{target}: is the source; name another file to write")
 
 
 def open_source(path: Path) -> Source:

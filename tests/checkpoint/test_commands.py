@@ -85,6 +85,35 @@ def test_import_faults(
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja", "linked", "."],
+)
+def test_import_never_writes_over_its_source(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    source = write_folder(hf_model("llama"), tmp_path / "model")
+    before = {file.name: file.read_bytes() for file in source.iterdir()}
+    (tmp_path / "linked").symlink_to(source / "model.safetensors")
+    capsys.readouterr()
+    target = tmp_path / name if name == "linked" else source / name
+    code, out, err = run(capsys, "import", source, "-o", target)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert {file.name: file.read_bytes() for file in source.iterdir()} == before
+    assert (tmp_path / "linked").is_symlink()
+
+
+def test_import_into_the_folder_of_the_source(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_folder(hf_model("llama"), tmp_path / "model")
+    for _ in range(2):  # it may be written over, too
+        assert run(capsys, "import", source, "-o", source / "model.pt")[0] == 0
+    assert load(source / "model.pt").config.num_layers == 4
+
+
 def test_init(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [tmp_path / name for name in ("a.pt", "b.pt", "c.pt")]
     for file, seed in zip(files, (7, 7, 8)):
