@@ -166,12 +166,13 @@ def test_a_link_out_of_the_folder(tmp_path: Path) -> None:
 def flipped(file: Path) -> Iterator[tuple[bytes, int, bytes]]:
     """(content, position, damaged): the file with one bit flipped in each byte in turn."""
     content = file.read_bytes()
-    for position in range(len(content)):
-        damaged = bytearray(content)
-        damaged[position] ^= 1 << position % 8
-        file.write_bytes(damaged)
-        yield content, position, bytes(damaged)
-    file.write_bytes(content)
+    with open(file, "r+b", buffering=0) as stream:  # a tenth of the time of writing it anew
+        for position in range(len(content)):
+            damaged = bytearray(content)
+            damaged[position] ^= 1 << position % 8
+            os.pwrite(stream.fileno(), damaged[position : position + 1], position)
+            yield content, position, bytes(damaged)
+            os.pwrite(stream.fileno(), content[position : position + 1], position)
 
 
 def reads_the_same(content: bytes, damaged: bytes) -> bool:
