@@ -2,8 +2,8 @@
 """CUDA 13's fatbinary under clang-19, which spells its images as CUDA 12 and earlier did.
 
 clang says --image=profile=sm_72,file=F (or --image3=kind=elf,sm=72,file=F in later versions);
-CUDA 13 only takes the second form. FATBINARY names the program, /usr/local/cuda/bin/fatbinary if
-absent.
+CUDA 13 only takes the second form. FATBINARY names the program, by default
+/usr/local/cuda/bin/fatbinary.
 """
 
 import os

@@ -19,9 +19,7 @@ def command(
         None, help="Also lower the graph for this target (see `edgepool targets`); can be repeated."
     ),
     max_context: Optional[int] = typer.Option(None, help="A shorter context than the model's."),
-    dtype: str = typer.Option(
-        "fp32", help="fp32 or fp16, of weights, activations and KV pages."
-    ),
+    dtype: str = typer.Option("fp32", help="fp32 or fp16, of weights, activations and KV pages."),
     opset: int = typer.Option(20, help="ONNX opset of model.onnx: 20, 21 or 22."),
     json: bool = console.JSON,
 ) -> None:
