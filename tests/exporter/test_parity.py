@@ -21,18 +21,17 @@ from edgepool.model import Model
 from .models import FULL, SPARSE, config
 
 
-def attribute(op: str, name: str, value: float, nth: int = 0) -> Callable[[onnx.ModelProto], None]:
+def scaled(kind: str, index: int, factor: float) -> Callable[[onnx.ModelProto], None]:
+    """Multiply what the first node of a kind reads."""
+
     def plant(graph: onnx.ModelProto) -> None:
-        node = [n for n in graph.graph.node if n.op_type.startswith(op)][nth]
-        function = next(f for f in graph.functions if f.name == node.op_type)
-        for constant in function.node:  # bodies have their attributes' values built in
-            for a in constant.attribute:
-                if a.HasField("t") and a.t.data_type == onnx.TensorProto.FLOAT:
-                    array = onnx.numpy_helper.to_array(a.t)
-                    if array.size == 1 and abs(float(array.item()) - value) < 1e-6:
-                        a.t.CopyFrom(onnx.numpy_helper.from_array(array * np.float32(1.02)))
-                        return
-        raise AssertionError(f"{name} = {value} is not a constant of {node.op_type}")
+        nodes = graph.graph.node
+        place, node = next((i, n) for i, n in enumerate(nodes) if n.name.endswith(kind))
+        constant = onnx.numpy_helper.from_array(np.array(factor, np.float32), "factor")
+        graph.graph.initializer.append(constant)
+        made = onnx.helper.make_node("Mul", [node.input[index], "factor"], ["scaled"])
+        node.input[index] = "scaled"
+        nodes.insert(place, made)
 
     return plant
 
@@ -48,7 +47,7 @@ def rewire(kind: str, index: int, other: Callable[[onnx.NodeProto], str]) -> Cal
 
 
 FAULTS = {
-    "keys scaled": attribute("SharedKVAttention", "scale", 0.25),
+    "queries scaled": scaled("layers.3/SharedKVAttention", 0, 1.02),
     "keys for values": rewire("/SharedKVAttention", 2, lambda n: n.input[1]),
     "norm skipped": rewire("layers.2.mlp_norm/Mul", 1, lambda n: "layers.2/Add_3"),
     "positions from 0": rewire("/Add", 0, lambda n: n.input[1]),
