@@ -245,9 +245,9 @@ def test_linear_and_yarn_scaling(tmp_path: Path) -> None:
 FAULTS: dict[str, tuple[dict[str, object], str]] = {
     "architecture": (dict(metadata={"general.architecture": "gemma2"}), "'gemma2'"),
     "split": (dict(metadata={"split.count": 3}), "one part of a split model"),
-    "experts": (dict(metadata={"llama.expert_count": 8}), "llama.expert_count = 8"),
-    "window": (dict(metadata={"llama.attention.sliding_window": 64}), "sliding_window = 64"),
-    "key": (dict(metadata={"llama.logit_scale": 2.0}), "llama.logit_scale = 2.0"),
+    "experts": (dict(metadata={"llama.expert_count": 8}), "'llama.expert_count' is 8"),
+    "window": (dict(metadata={"llama.attention.sliding_window": 64}), "sliding_window' is 64"),
+    "key": (dict(metadata={"llama.logit_scale": 2.0}), "'llama.logit_scale' is 2.0"),
     "rope": (dict(metadata=scaled(type="longrope", factor=4.0)), "'longrope'"),
     "part": (dict(metadata={"llama.rope.dimension_count": 8}), "dimension_count is 8"),
     "values": (dict(metadata={"llama.attention.value_length": 8}), "value_length is 8"),

@@ -51,7 +51,7 @@ FAULTS = {
     "keys for values": rewire("/SharedKVAttention", 2, lambda n: n.input[1]),
     "norm skipped": rewire("layers.2.mlp_norm/Mul", 1, lambda n: "layers.2/Add_3"),
     "positions from 0": rewire("/Add", 0, lambda n: n.input[1]),
-    "residual twice": rewire("layers.3/Add_4", 1, lambda n: n.input[0]),
+    "residual twice": rewire("layers.3/Add_2", 1, lambda n: n.input[0]),
 }
 
 

@@ -26,7 +26,7 @@ LIKE_SMOLLM3 = dict(
 
 @pytest.mark.parametrize(
     ("kind", "traced"),
-    [({**SPARSE, "layer_types": ("sparse",) * 5}, 1), (TWELVE, 11), (LIKE_SMOLLM3, 2)],
+    [({**SPARSE, "layer_types": ("sparse",) * 5}, 1), (TWELVE, 10), (LIKE_SMOLLM3, 2)],
     ids=["sparse", "twelve", "smollm3"],
 )
 def test_stamped_is_traced(kind: dict, traced: int) -> None:

@@ -91,10 +91,14 @@ class Memory:
 
     def put(self, array: np.ndarray) -> int:
         """Address of a copy of the array."""
-        array = np.ascontiguousarray(array)
         address = self.allocate(array.nbytes)
-        assert self._c.cudaMemcpy(address, array.ctypes.data, array.nbytes, TO_DEVICE) == 0
+        self.write(address, array)
         return address
+
+    def write(self, address: int, array: np.ndarray) -> None:
+        """Copy the array to an address within what was allocated."""
+        array = np.ascontiguousarray(array)
+        assert self._c.cudaMemcpy(address, array.ctypes.data, array.nbytes, TO_DEVICE) == 0
 
     def get(self, address: int, like: np.ndarray) -> np.ndarray:
         """The array at an address, with the shape and type of `like`."""

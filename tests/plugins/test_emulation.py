@@ -19,6 +19,7 @@ STRUCTURE = {
     "partial_barrier": "divergent barrier",
     "two_barriers": "divergent barrier",
     "barrier_counts": "divergent barrier",
+    "unmet_arrival": "divergent barrier",
     "barrier_zero": "bad barrier",
     "lost_warp": "deadlock",
     "crossed_waits": "deadlock",
@@ -71,19 +72,16 @@ MEMORY = {
 ADDRESS = {
     "beyond_the_end": "heap-buffer-overflow",
     "beyond_dynamic": "heap-buffer-overflow",
-    "beyond_static": "global-buffer-overflow",
+    "beyond_static": "out of bounds",
     "given_back": "heap-use-after-free",
     "copy_beyond_the_end": "out of bounds",
     "misaligned_vector": "misaligned address",
 }
 THREAD = {
-    "missing_barrier",
     "missing_second_barrier",
-    "missing_syncwarp",
     "shuffle_is_no_barrier",
     "syncwarp_is_no_block_barrier",
     "overfull_buffer",
-    "wait_without_barrier",
 }
 HARMLESS = ("counted_in_time",)
 

@@ -53,6 +53,16 @@ BarrierResult block_barrier(const Site& site, bool predicate) {
   return barrier.result[generation % 2];
 }
 
+void named_barriers_end() {
+  for (int id = 1; id <= 15; ++id) {
+    const auto& barrier = block.named[id];
+    if (barrier.arrived)
+      report(barrier.site.file, barrier.site.line, "divergent barrier",
+             text("%d of %d threads arrived at barrier %d before the block ended", barrier.arrived,
+                  barrier.expected, id));
+  }
+}
+
 void named_barrier(const Site& site, int id, int threads, bool wait) {
   if (id < 1 || id > 15) fail(site, "bad barrier", "barrier %d: ids are 1 to 15", id);
   const int most = (block.threads + kLanes - 1) / kLanes * kLanes;
@@ -62,9 +72,10 @@ void named_barrier(const Site& site, int id, int threads, bool wait) {
   auto& barrier = block.named[id];
   Thread& me = *current;
   if (barrier.arrived && barrier.expected != threads)
-    fail(site, "divergent barrier", "barrier %d is for %d threads here, and for %d elsewhere", id,
-         threads, barrier.expected);
+    fail(site, "divergent barrier", "barrier %d is for %d threads here, and for %d at %s:%d", id,
+         threads, barrier.expected, barrier.site.file, barrier.site.line);
   barrier.expected = threads;
+  barrier.site = site;
   const unsigned generation = barrier.generation;
   me.site = site;
   me.barrier_id = id;

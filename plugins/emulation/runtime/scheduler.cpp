@@ -168,6 +168,7 @@ void run_block(uint64_t number, dim3 grid, dim3 size) {
   release(&launch_order);
   go_to(host, pick());
   acquire(&end_order);
+  if (!abandoned && block.exited == block.threads) named_barriers_end();
   current = nullptr;
   if (!abandoned && block.exited < block.threads) report_deadlock();
   ++counters.blocks;

@@ -60,6 +60,7 @@ struct Block {
   } barrier;
   struct {
     int expected = 0, arrived = 0;
+    Site site;  // of the last arrival
     unsigned generation = 0;
     char order[2];
   } named[16];
@@ -83,6 +84,8 @@ std::string kernel_name();
 
 // What an exit changes for those that wait.
 void block_barrier_try();
+// The end of a block: arrivals at a named barrier that nobody met are a fault.
+void named_barriers_end();
 void warp_exit(Thread&);
 
 }  // namespace emulation

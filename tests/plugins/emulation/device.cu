@@ -1,4 +1,4 @@
-// The kernels of kernels.cuh for a GPU, and one kernel twice: with gpu::load and gpu::store, and with
+// The kernels of kernels.cuh for a GPU, and one kernel twice: with gpu::load and gpu::store, and by
 // plain accesses. Both must become the same instructions.
 #include "kernels.cuh"
 

@@ -34,7 +34,10 @@ __global__ void barrier_counts(int*) {
   if (threadIdx.x < 32)
     gpu::barrier_arrive(1, 64);
   else
-    gpu::barrier_sync(1, 32);  // FAULT: barrier_counts
+    gpu::barrier_sync(1, 96);  // FAULT: barrier_counts
+}
+__global__ void unmet_arrival(int*) {
+  if (threadIdx.x < 32) gpu::barrier_arrive(1, 64);  // FAULT: unmet_arrival
 }
 __global__ void barrier_zero(int*) {
   gpu::barrier_sync(0, 64);  // FAULT: barrier_zero
@@ -221,17 +224,21 @@ GPU_DEVICE int last_block(int* part, int* done, int mine) {
 }
 __global__ void missing_fence(int* out) {
   if (!last_block<false, true>(out, out + 256, 1)) return;
-  const int v = load(out + threadIdx.x);  // FAULT: missing_fence
+  int v = 0;
+  for (int b = 0; b < 4; ++b) v += load(out + b * 64 + threadIdx.x);  // FAULT: missing_fence
   store(out + 300 + threadIdx.x, v);
 }
 __global__ void counted_too_early(int* out) {
   if (!last_block<true, false>(out, out + 256, 1)) return;
-  const int v = load(out + threadIdx.x);  // FAULT: counted_too_early
+  int v = 0;
+  for (int b = 0; b < 4; ++b)
+    v += load(out + b * 64 + 63 - threadIdx.x);  // FAULT: counted_too_early
   store(out + 300 + threadIdx.x, v);
 }
 __global__ void counted_in_time(int* out) {  // no fault
   if (!last_block<true, true>(out, out + 256, 1)) return;
-  const int v = load(out + threadIdx.x);
+  int v = 0;
+  for (int b = 0; b < 4; ++b) v += load(out + b * 64 + 63 - threadIdx.x);
   store(out + 300 + threadIdx.x, v);
 }
 __global__ void plain_and_atomic(int* out) {
@@ -343,7 +350,8 @@ int main(int argc, char** argv) {
   TWO_WARPS(partial_barrier);
   TWO_WARPS(two_barriers);
   TWO_WARPS(lost_warp);
-  TWO_WARPS(barrier_counts);
+  plain("barrier_counts", barrier_counts, 96);
+  TWO_WARPS(unmet_arrival);
   TWO_WARPS(barrier_zero);
   ONE_WARP(crossed_waits);
   ONE_WARP(not_in_mask);
