@@ -126,13 +126,13 @@ def compare_outputs(
 
     at_least: a lower bound of the tolerance of inner values.
     """
-    from polygraphy.comparator import CompareFunc, IterationResult
+    from polygraphy.comparator import IterationResult, SimpleCompareFunc
     from polygraphy.logger import G_LOGGER
 
     rms = {name: _rms(values) for name, values in theirs.items()}
     inner = max(INNER_TOLERANCES[dtype], at_least)
     limits = {name: _limit(name, x, dtype, inner * rms[name]) for name, x in theirs.items()}
-    compare = CompareFunc.simple(atol=limits, rtol=0.0, check_error_stat="max")
+    compare = SimpleCompareFunc(atol=limits, rtol=0.0, check_error_stat="max")
     sides = (("onnxruntime", mine), ("pytorch", theirs))
     results = [IterationResult(dict(values), runner_name=name) for name, values in sides]
     with G_LOGGER.verbosity(G_LOGGER.CRITICAL):
