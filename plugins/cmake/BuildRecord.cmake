@@ -1,0 +1,41 @@
+# What a library says about itself, readable without loading it: common/record.cpp.in.
+function(add_build_record library)
+  set(version "${EDGEPOOL_VERSION}")
+  if(NOT version AND EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/../edgepool/__init__.py)
+    file(STRINGS ${CMAKE_CURRENT_SOURCE_DIR}/../edgepool/__init__.py line REGEX "^__version__")
+    string(REGEX REPLACE ".*\"(.*)\".*" "\\1" version "${line}")
+  endif()
+  set(commit "${EDGEPOOL_COMMIT}")
+  if(NOT commit)
+    find_program(git_program git)
+    if(git_program)
+      execute_process(COMMAND ${git_program} describe --always --dirty --exclude=* --abbrev=12
+                      WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR}
+                      OUTPUT_VARIABLE commit OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+    endif()
+  endif()
+  set(names "")
+  foreach(operator ${operators})
+    get_filename_component(folder ${operator} DIRECTORY)
+    list(APPEND names "\"${folder}\"")
+  endforeach()
+  list(JOIN names ", " names)
+  list(JOIN record_sms ", " sms)
+  if(EDGEPOOL_EMULATED)
+    set(emulated true)
+  else()
+    set(emulated false)
+  endif()
+  if(EDGEPOOL_PLUGIN_V2 OR TENSORRT_MAJOR LESS 10)
+    set(interface IPluginV2DynamicExt)
+  else()
+    set(interface IPluginV3)
+  endif()
+  string(CONCAT EDGEPOOL_BUILD_RECORD
+    "{\"format\": \"edgepool-plugins\", \"record\": 1, \"version\": \"${version}\", "
+    "\"commit\": \"${commit}\", \"cuda\": \"${record_cuda}\", \"tensorrt\": \"${TENSORRT_VERSION}\", "
+    "\"interface\": \"${interface}\", \"sm\": [${sms}], \"ptx\": [${record_ptx}], "
+    "\"emulated\": ${emulated}, \"operators\": [${names}]}")
+  configure_file(${CMAKE_CURRENT_SOURCE_DIR}/cmake/record.cpp.in record.cpp @ONLY)
+  target_sources(${library} PRIVATE ${CMAKE_CURRENT_BINARY_DIR}/record.cpp)
+endfunction()
