@@ -35,6 +35,10 @@ struct View {
   bool open[kMaxRank];  // the extent varies, and dims holds the largest
   Element type;
   bool linear;
+
+  void open_all() {
+    for (bool& each : open) each = true;
+  }
 };
 
 // Where a 4-byte value of an attribute is.
