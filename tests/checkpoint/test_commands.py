@@ -64,7 +64,7 @@ def test_import_in_full(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         (["source", "--page-size", "18"], "error: page_size: 18 is not a multiple"),
         (["source", "--attention", "dense"], "error: attention: 'dense'"),
         (["source", "--budget", "many"], "error: invalid value for '--budget'"),
-        (["source", "-o", "no/model.pt"], "error: no/model.pt: cannot write"),
+        (["source", "-o", "no/model.pt"], "error: no/model.pt: cannot be written"),
         (["source", "-o", "source"], "error: source: is the source"),
     ],
 )

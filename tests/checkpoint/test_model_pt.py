@@ -367,7 +367,7 @@ def test_folder_without_permission(mode: int) -> None:
         if user == 0:  # nothing is closed to root
             os.seteuid(65534)
         try:
-            failing_save(folder / "model.pt", tensors(), "cannot write: Permission denied")
+            failing_save(folder / "model.pt", tensors(), "cannot be written: Permission denied")
         finally:
             os.seteuid(user)
             folder.chmod(0o700)
@@ -402,7 +402,7 @@ def test_full_disk(tmp_path: Path, good: bytes) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (9000, limits[1]))
     try:
-        failing_save(path, tensors(), "model.pt: cannot write: File too large")
+        failing_save(path, tensors(), "model.pt: no space left to write it")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_bytes() == good
@@ -420,6 +420,9 @@ def test_killed_while_writing(tmp_path: Path, good: bytes) -> None:
     time.sleep(0.05)
     assert path.read_bytes() == good
     assert load(path).config == CONFIG
+    assert len(list(tmp_path.iterdir())) == 2
+    save(path, CONFIG, tensors(), None)  # what the killed process left goes
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_interrupted_while_writing(tmp_path: Path, good: bytes) -> None:
