@@ -7,10 +7,9 @@ the file is written front to back, so the peak is the largest tensor.
 
 from __future__ import annotations
 
-import os
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, Union, cast
 
@@ -20,8 +19,11 @@ from torch import Tensor
 from ..files import new_file
 from .weights import LazyTensor, Weight, check_finite
 
-DESCRIPTOR = b"PK\x07\x08"  # after a record's data: signature, CRC-32, sizes
-ENTRY = b"PK\x01\x02"  # one per record in the central directory at the end
+# PKWARE's APPNOTE.TXT, 4.3. After a record's data comes a descriptor: signature, CRC-32, sizes. The
+# archive ends with the central directory (an entry per record: 46 bytes and its name), in ZIP64 the
+# end of that (56) and its locator (20), and the end of it in the old form (22).
+LOCATOR64 = b"PK\x06\x07"
+ENTRY_BYTES, END64_BYTES, LOCATOR64_BYTES, END_BYTES = 46, 56, 20, 22
 
 Report = Callable[[str, int, int], None]
 
@@ -42,9 +44,10 @@ def write_archive(
     with new_file(path) as stream:
         checksums: list[int] = []
         remaining = iter(weights.items())
-        for piece in pieces:
+        for number, piece in enumerate(pieces):
             if isinstance(piece, bytes):
-                stream.write(_with_checksums(piece, checksums))
+                last = number == len(pieces) - 1
+                stream.write(_with_checksums(piece, checksums, last))
                 continue
             name, weight = next(remaining)
             tensor = weight.read() if isinstance(weight, LazyTensor) else weight
@@ -73,8 +76,7 @@ class _Layout:
             self.pieces.append(bytes(data))
         return len(data)
 
-    def seek(self, offset: int, whence: int) -> None:
-        assert whence == os.SEEK_CUR
+    def seek(self, offset: int, whence: int) -> None:  # whence: the current place
         self.pieces.append(offset)
 
     def flush(self) -> None:
@@ -88,17 +90,31 @@ def _layout(value: Any) -> list[Union[bytes, int]]:
     return layout.pieces
 
 
-def _with_checksums(piece: bytes, checksums: list[int]) -> bytes:
+def _with_checksums(piece: bytes, checksums: list[int], last: bool) -> bytes:
     """Fill in the CRC-32 that follows each tensor, and the copies in the central directory."""
     data = bytearray(piece)
-    if checksums:
-        assert piece.startswith(DESCRIPTOR)
+    if checksums:  # a tensor came before: the piece begins with its descriptor
         struct.pack_into("<I", data, 4, checksums[-1])
-    tensors = iter(checksums)
-    entry = piece.find(ENTRY)
-    while entry >= 0 and piece.startswith(ENTRY, entry):
-        name_size, extra_size, comment_size = struct.unpack_from("<HHH", piece, entry + 28)
-        if b"/data/" in piece[entry + 46 : entry + 46 + name_size]:
-            struct.pack_into("<I", data, entry + 16, next(tensors))
-        entry += 46 + name_size + extra_size + comment_size
+    if last:
+        tensors = iter(checksums)
+        for entry, name in _directory(piece):
+            if b"/data/" in name:
+                struct.pack_into("<I", data, entry + 16, next(tensors))
     return bytes(data)
+
+
+def _directory(piece: bytes) -> Iterator[tuple[int, bytes]]:
+    """Where each entry of the central directory begins in the last piece, and its record's name.
+
+    Found from the end, whose place is known: texts in front of it may look like an entry.
+    """
+    end = len(piece) - END_BYTES
+    (size,) = struct.unpack_from("<I", piece, end + 12)
+    if piece.startswith(LOCATOR64, end - LOCATOR64_BYTES):
+        end -= LOCATOR64_BYTES + END64_BYTES
+        (size,) = struct.unpack_from("<Q", piece, end + 40)
+    at = end - size
+    while at < end:
+        name_size, extra_size, comment_size = struct.unpack_from("<HHH", piece, at + 28)
+        yield at, piece[at + ENTRY_BYTES : at + ENTRY_BYTES + name_size]
+        at += ENTRY_BYTES + name_size + extra_size + comment_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import hashlib
 import io
 import json
@@ -116,6 +117,15 @@ def test_file_is_what_torch_saves(tmp_path: Path, good: bytes) -> None:
 
 def test_archive_is_a_sound_zip(good: bytes) -> None:
     assert zipfile.ZipFile(io.BytesIO(good)).testzip() is None
+
+
+def test_texts_that_look_like_parts_of_a_zip_file(tmp_path: Path) -> None:
+    """A central directory's entry for a tensor, in the middle of the chat template."""
+    entry = "PK\x01\x02" + "\0" * 24 + "\x08" + "\0" * 17 + "a/data/0"
+    c = dataclasses.replace(CONFIG, chat_template=entry * 3 + "PK\x05\x06PK\x06\x07PK\x07\x08")
+    save(tmp_path / "model.pt", c, tensors(), None)
+    assert zipfile.ZipFile(tmp_path / "model.pt").testzip() is None
+    assert load(tmp_path / "model.pt").config == c
 
 
 def test_equal_input_gives_equal_bytes(tmp_path: Path, good: bytes) -> None:
