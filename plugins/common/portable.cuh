@@ -41,10 +41,15 @@ struct Arch {
   static constexpr bool has_warp_reduce = SM >= 80;  // __reduce_*_sync
 };
 
-// Calls f with the newest Arch that kernels are written for and that the device can execute.
+// Calls f with the newest Arch that kernels are written for and that the device can execute. A build
+// for devices that all want the same Arch names it in GPU_ONLY_ARCH, and compiles half as much.
 template <class F>
-auto with_arch(int device_sm, F&& f) {
+auto with_arch([[maybe_unused]] int device_sm, F&& f) {
+#ifdef GPU_ONLY_ARCH
+  return f(Arch<GPU_ONLY_ARCH>{});
+#else
   return device_sm >= 80 ? f(Arch<80>{}) : f(Arch<72>{});
+#endif
 }
 
 }  // namespace gpu

@@ -37,5 +37,8 @@ inline void describe_paging(plugin::Description& d, const ReadParams& p, const A
   d.input("selected", Kind::i32, {a.B, a.S, a.Hs, a.K}, p.selected).unused_if(select, 0);
 }
 
+// The attention of both, compiled once: plugin.cpp.
+cudaError_t attend(int sm, const ReadParams& p);
+
 }  // namespace shared_kv_attention
 }  // namespace edgepool

@@ -5,6 +5,10 @@
 namespace edgepool {
 namespace shared_kv_attention {
 
+cudaError_t attend(int sm, const ReadParams& p) {
+  return gpu::with_arch(sm, [&](auto arch) { return attend<decltype(arch)>(p); });
+}
+
 struct Kernel {
   using Params = shared_kv_attention::Params;
   static constexpr const char* kName = "SharedKVAttention";
@@ -36,9 +40,8 @@ struct Kernel {
   }
   static cudaError_t launch(Params& p, const plugin::Launch& l) {
     p.attention.workspace = l.workspace, p.attention.stream = l.stream;
-    return gpu::with_arch(l.device.sm, [&](auto arch) {
-      return shared_kv_attention::launch<decltype(arch)>(p);
-    });
+    const cudaError_t error = write(p);
+    return error == cudaSuccess ? attend(l.device.sm, p.attention) : error;
   }
 };
 

@@ -1,12 +1,11 @@
 // The TensorRT plugin of SharedKVRead: edgepool/ops/shared_kv_read.py.
 #include "shared_kv_attention/describe.hpp"
-#include "shared_kv_read/kernel.cuh"
 
 namespace edgepool {
 namespace shared_kv_read {
 
 struct Kernel {
-  using Params = shared_kv_read::Params;
+  using Params = shared_kv_attention::ReadParams;
   static constexpr const char* kName = "SharedKVRead";
 
   static void describe(plugin::Description& d, const Params& p) {
@@ -23,12 +22,13 @@ struct Kernel {
   }
 
   static void set_device(Params&, const plugin::Device&) {}
-  static const char* problem(const Params& p) { return shared_kv_read::problem(p); }
-  static size_t workspace_bytes(const Params& p) { return shared_kv_read::workspace_bytes(p); }
+  static const char* problem(const Params& p) { return shared_kv_attention::problem(p); }
+  static size_t workspace_bytes(const Params& p) {
+    return shared_kv_attention::workspace_bytes(p);
+  }
   static cudaError_t launch(Params& p, const plugin::Launch& l) {
     p.workspace = l.workspace, p.stream = l.stream;
-    return gpu::with_arch(
-        l.device.sm, [&](auto arch) { return shared_kv_read::launch<decltype(arch)>(p); });
+    return shared_kv_attention::attend(l.device.sm, p);
   }
 };
 
