@@ -66,7 +66,7 @@ set_target_properties(edgepool_plugins PROPERTIES
   CUDA_VISIBILITY_PRESET hidden
   VISIBILITY_INLINES_HIDDEN ON
   CUDA_RUNTIME_LIBRARY Static)
-target_link_libraries(edgepool_plugins PRIVATE CUDA::cudart_static)
+target_link_libraries(edgepool_plugins PRIVATE CUDA::cudart_static ${CMAKE_DL_LIBS})
 list(JOIN here "," for_host)
 target_compile_options(edgepool_plugins PRIVATE
   $<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:-Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Werror,${for_host}>
@@ -75,7 +75,8 @@ target_compile_options(edgepool_plugins PRIVATE
 target_link_options(edgepool_plugins PRIVATE -s -Wl,--exclude-libs,ALL -Wl,-z,now)
 
 if(TENSORRT_MAJOR LESS 10)
-  # Its creators register themselves when the library is loaded, and stay registered.
+  # Its creators register themselves when the library is loaded, for which TensorRT has to be there,
+  # and stay registered.
   target_link_options(edgepool_plugins PRIVATE -Wl,-z,nodelete)
   find_library(NVINFER nvinfer HINTS ${TENSORRT_ROOT}/lib)
   if(NVINFER)

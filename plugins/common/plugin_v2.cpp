@@ -10,9 +10,6 @@
 // What 8.5 has, later versions call deprecated.
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 
-// From libnvinfer. Weak, so that the library also loads where TensorRT is not.
-extern "C" __attribute__((weak)) nvinfer1::IPluginRegistry* getPluginRegistry() noexcept;
-
 namespace edgepool {
 namespace plugin {
 
@@ -274,9 +271,9 @@ void add_creator(const Operator& op) {
   CreatorV2& creator = all.items[all.count];
   creator.create(op);
   all.pointers[all.count++] = &creator;
-  if (!getPluginRegistry) return;
-  if (nvinfer1::IPluginRegistry* registry = getPluginRegistry())
-    registry->registerCreator(creator, kNamespace);
+  const auto registry_of_process =
+      reinterpret_cast<nvinfer1::IPluginRegistry* (*)()>(tensorrt_function("getPluginRegistry"));
+  if (registry_of_process) registry_of_process()->registerCreator(creator, kNamespace);
 }
 
 // At load; TensorRT 8.5 asks a library for nothing.

@@ -1,14 +1,26 @@
 #include "tensorrt.hpp"
 
+#include <dlfcn.h>
+
 #include <atomic>
 #include <cstdio>
 #include <cstring>
 
-// From libnvinfer. Weak, so that the library also loads where TensorRT is not.
-extern "C" __attribute__((weak)) nvinfer1::ILogger* getLogger() noexcept;
+#define TEXT_OF(x) #x
+#define VALUE_OF(x) TEXT_OF(x)
 
 namespace edgepool {
 namespace plugin {
+
+// Python loads TensorRT where other libraries do not see it.
+void* tensorrt_function(const char* name) {
+  if (void* found = dlsym(RTLD_DEFAULT, name)) return found;
+  void* library = dlopen("libnvinfer.so." VALUE_OF(NV_TENSORRT_MAJOR), RTLD_LAZY | RTLD_NOLOAD);
+  if (!library) return nullptr;
+  void* found = dlsym(library, name);
+  dlclose(library);  // it is still open elsewhere
+  return found;
+}
 
 // ---- the log ----
 #if !EDGEPOOL_USES_V2
@@ -22,7 +34,8 @@ nvinfer1::ILogger* logger() {
   if (nvinfer1::ILoggerFinder* finder = logger_finder.load())
     if (nvinfer1::ILogger* found = finder->findLogger()) return found;
 #endif
-  return getLogger ? getLogger() : nullptr;
+  const auto get = reinterpret_cast<nvinfer1::ILogger* (*)()>(tensorrt_function("getLogger"));
+  return get ? get() : nullptr;
 }
 
 }  // namespace

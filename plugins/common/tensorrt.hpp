@@ -22,6 +22,10 @@ namespace plugin {
 constexpr const char* kVersion = "1";
 constexpr const char* kNamespace = "edgepool";
 
+// A function of the TensorRT that this process has loaded, which this library does not link to; null
+// without one.
+void* tensorrt_function(const char* name);
+
 void log_error(const char* text) noexcept;
 
 // Runs f, which fills a message and returns whether it succeeded; logs the message if it did not.
