@@ -17,6 +17,8 @@ from .errors import BadInput
 LAYER_TYPES = ("full", "window", "keypoints", "sparse")
 PLANNED_LAYER_TYPES = ("linear", "hybrid")
 ROPE_SCALINGS = ("linear", "llama3", "yarn")
+# Inputs of the exported graph before the state (`state_specs`), all int32; see `Model.forward`.
+STEP_INPUTS = ("input_ids", "page_table", "past_len", "new_len", "logit_rows")
 MAX_LAYERS = 4096  # a damaged file may state any number, and some fields list every layer
 
 

@@ -34,6 +34,15 @@ _HOLDS_TENSORS = {
 }
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+
+# Types of the graphs' inputs and outputs as ONNX Runtime calls them, and as NumPy does.
+NUMPY_TYPES = {
+    "tensor(float)": "float32",
+    "tensor(float16)": "float16",
+    "tensor(int8)": "int8",
+    "tensor(int32)": "int32",
+}
+
 Buffer = Union[bytes, mmap.mmap]
 
 
@@ -116,7 +125,7 @@ class Summary:
 def summary(path: str) -> Summary:
     """Read opsets, inputs, outputs and operators of a model; no weight is read."""
     result = Summary(external=sorted(external_locations(path)))
-    with _mapped(path) as data:
+    with mapped(path) as data:
         for f in fields(data, 0, len(data)):
             if f.number == 1 and f.kind == VARINT:
                 result.ir_version = _read_varint(data, f.body, f.end)[0]
@@ -165,7 +174,7 @@ def _text(value: Union[int, bytes, None]) -> str:
 def external_locations(path: str) -> Set[str]:
     """Every external-data location that the tensors of a model name, as written there."""
     found: Set[str] = set()
-    with _mapped(path) as data:
+    with mapped(path) as data:
         pending: List[Tuple[str, int, int]] = [("model", 0, len(data))]
         while pending:
             message, start, end = pending.pop()
@@ -193,7 +202,7 @@ def skeleton(path: str, larger_than: int = 1024) -> bytes:
     The result has to be loaded with `path`'s folder as the base of its external data.
     """
     location = os.path.basename(path)
-    with _mapped(path) as data:
+    with mapped(path) as data:
         out: List[bytes] = []
         for f in fields(data, 0, len(data)):
             if f.number == MODEL_GRAPH and f.kind == BYTES:
@@ -238,7 +247,7 @@ def external_reference(location: str, offset: int, length: int) -> bytes:
 
 
 @contextlib.contextmanager
-def _mapped(path: str) -> Iterator[mmap.mmap]:
+def mapped(path: str) -> Iterator[mmap.mmap]:
     """A file's bytes, mapped read-only; BadInput for what is no file or no protobuf."""
     try:
         with open(path, "rb") as file:

@@ -11,12 +11,13 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Union, cast
+from typing import Any, BinaryIO, Union, cast
 
 import torch
 from torch import Tensor
 
 from ..files import new_file
+from ..progress import Report
 from .weights import LazyTensor, Weight, check_finite
 
 # PKWARE's APPNOTE.TXT, 4.3. After a record's data comes a descriptor: signature, CRC-32, sizes. The
@@ -24,8 +25,6 @@ from .weights import LazyTensor, Weight, check_finite
 # end of that (56) and its locator (20), and the end of it in the old form (22).
 LOCATOR64 = b"PK\x06\x07"
 ENTRY_BYTES, END64_BYTES, LOCATOR64_BYTES, END_BYTES = 46, 56, 20, 22
-
-Report = Callable[[str, int, int], None]
 
 
 def write_archive(

@@ -11,7 +11,7 @@ from typing import Optional, Union
 
 from ..config import ModelConfig
 from ..errors import BadInput
-from .archive import Report
+from ..progress import Report, silent
 from .gguf_file import MAGIC
 from .gguf_import import open_gguf
 from .hf_import import open_folder
@@ -39,7 +39,7 @@ def import_checkpoint(
     source: Union[str, Path],
     target: Union[str, Path],
     retrofit: Retrofit = Retrofit(),  # noqa: B008 (frozen)
-    report: Report = lambda step, done, total: None,
+    report: Report = silent,
 ) -> Summary:
     """Write `target` (a model.pt) from a GGUF file or a Hugging Face folder.
 

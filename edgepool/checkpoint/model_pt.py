@@ -24,7 +24,8 @@ from torch import Tensor
 from ..config import ModelConfig, weight_shapes
 from ..errors import BadInput
 from ..files import sha256
-from .archive import Report, write_archive
+from ..progress import Report, silent
+from .archive import write_archive
 from .weights import Weight, check_finite, check_weights
 
 FORMAT, VERSION = "edgepool", 1
@@ -76,7 +77,7 @@ def save(
     weights: Mapping[str, Weight],
     tokenizer: Optional[str],
     origin: Optional[object] = None,
-    report: Report = lambda step, done, total: None,
+    report: Report = silent,
 ) -> None:
     """Write a `model.pt`, one tensor at a time, in the dtype of each weight.
 

@@ -8,7 +8,7 @@
     with console.progress() as report:             # a bar on a terminal, else plain lines
         library_function(..., report=report)
 
-A library function that takes long accepts `report: Callable[[str, int, int], None]` and calls
+A library function that takes long accepts `report: Report` (edgepool/progress.py) and calls
 `report("writing tensors", done, total)` as it goes; `done == total` ends the step. It never prints.
 Colours appear on a terminal only, and never when NO_COLOR is set.
 """
@@ -21,14 +21,14 @@ import os
 import shutil
 import sys
 import time
-from typing import Any, Callable, Dict, Iterable, Iterator, Sequence, TextIO
+from typing import Any, Dict, Iterable, Iterator, Sequence, TextIO
 
 import typer
 
+from ..progress import Report
+
 WIDTH = 100
 PLAIN_INTERVAL = 5.0  # seconds between two progress lines at first, without a terminal
-
-Report = Callable[[str, int, int], None]
 
 JSON = typer.Option(False, "--json", help="Print one JSON object on stdout instead of text.")
 

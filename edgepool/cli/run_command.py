@@ -14,6 +14,7 @@ from ..errors import BadInput
 from . import console
 
 if TYPE_CHECKING:
+    from ..progress import Report
     from ..runtime.generate import Completion
 
 
@@ -99,7 +100,7 @@ def _prompt_text(prompt: str) -> str:
     return prompt
 
 
-def _prefill_progress(tokens: int, chunk: int) -> ContextManager[Optional[console.Report]]:
+def _prefill_progress(tokens: int, chunk: int) -> ContextManager[Optional[Report]]:
     """Progress for a prompt that takes several steps; a short one is read at once."""
     return console.progress() if tokens > chunk else contextlib.nullcontext()
 

@@ -26,12 +26,12 @@ from ..config import ModelConfig, StateSpec, state_specs
 from ..model import Model, new_state
 from ..model.rope import rotation
 from ..model.step import Step as Shared
+from ..progress import Report, silent
 from .parity import (
     Observe,
     Outcome,
     Recorder,
     Reference,
-    Report,
     measure_state,
     relative_difference,
     selection_flips,
@@ -70,7 +70,7 @@ def compare(
     checkpoint: Checkpoint,
     schedule: Schedule,
     dtype: str,
-    report: Report = lambda step, done, total: None,
+    report: Report = silent,
     seen: Callable[[Reference], None] = lambda reference: None,
     observe: Observe = lambda mine, theirs: None,
 ) -> Outcome:

@@ -20,6 +20,7 @@ from ..checkpoint import Checkpoint, load
 from ..config import ModelConfig
 from ..errors import BadInput, GateFailed
 from ..model import Model
+from ..progress import Report, silent
 from ..targets import Target, find_targets
 from . import by_layer, lower, parity
 from .graph import OPSET
@@ -37,8 +38,6 @@ FORM = "auto"
 # With more FP32 weights than this, PyTorch and ONNX Runtime run one layer at a time.
 WHOLE_MODEL_BYTES = 800_000_000
 
-Report = Callable[[str, int, int], None]
-
 
 @dataclass(frozen=True)
 class Options:
@@ -51,7 +50,7 @@ class Options:
     opset: int = OPSET
 
 
-def export(path: Path, options: Options, report: Report = lambda step, done, total: None) -> Bundle:
+def export(path: Path, options: Options, report: Report = silent) -> Bundle:
     """Export the `model.pt` at `path` to a bundle at options.output, and prove it equal to PyTorch.
 
     Raises BadInput for a file or an option that cannot be used, and GateFailed when ONNX Runtime

@@ -22,14 +22,13 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from ..config import ModelConfig, StateSpec, state_specs
+from ..config import STEP_INPUTS, ModelConfig, StateSpec, state_specs
 from ..errors import BadInput
 from ..model import Model, new_state
 from ..ops.registry import DOMAIN, VERSION, Operator, operators
 from ..ops.schema import op_schema, register_schemas
 
 OPSET = 20
-STEP_INPUTS = ("input_ids", "page_table", "past_len", "new_len", "logit_rows")
 
 # Sizes of the example inputs: all different, so that none is taken for another; none is 0 or 1,
 # which torch.export would make constants.

@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..config import StateSpec, state_specs
 from ..errors import GateFailed
 from ..model import Model, new_state
+from ..progress import Report, silent
 from .probe import FED, Probe, feed, hidden_states, selections, watch
 from .schedule import Schedule, Step, decode_step
 
@@ -33,7 +34,6 @@ LAYER_TOLERANCES = {"fp32": 1e-4, "fp16": 1e-2}  # `relative_difference` of a la
 ROUNDED_TOLERANCE = 5e-2  # of a layer's output where it rounded an INT8 value the other way
 MOST_FLIPS = {"fp32": 1e-3, "fp16": 1e-2}  # of all selected blocks, of all stored INT8 values
 
-Report = Callable[[str, int, int], None]
 Arrays = dict[str, np.ndarray]
 Observe = Callable[[Arrays, Arrays], None]  # (ONNX Runtime's, PyTorch's): values of real rows
 
@@ -184,7 +184,7 @@ def compare(
     model: Model,
     schedule: Schedule,
     dtype: str,
-    report: Report = lambda step, done, total: None,
+    report: Report = silent,
     seen: Callable[[Reference], None] = lambda reference: None,
 ) -> Outcome:
     """Run a graph (from `probe.read_graph`) on ONNX Runtime beside PyTorch.
@@ -205,7 +205,7 @@ def compare_once(
     schedule: Schedule,
     dtype: str,
     fed: bool,
-    report: Report = lambda step, done, total: None,
+    report: Report = silent,
     seen: Callable[[Reference], None] = lambda reference: None,
     observe: Observe | None = None,
 ) -> Outcome:

@@ -14,16 +14,10 @@ import onnx
 import onnxruntime as ort
 
 from ..errors import GateFailed
-from ..onnxfile import skeleton
+from ..onnxfile import NUMPY_TYPES, skeleton
 from ..ops.registry import DOMAIN
 
 SELECTED = ".selected"  # how the outputs of IndexPoolSelect nodes end (simplify.py names them)
-DTYPES = {
-    "tensor(float)": np.float32,
-    "tensor(float16)": np.float16,
-    "tensor(int8)": np.int8,
-    "tensor(int32)": np.int32,
-}
 FED = "fed:"  # before the name of an inner value that is fed
 
 
@@ -116,7 +110,7 @@ class Probe:
             )
         except Exception as error:  # every exception of onnxruntime derives from Exception only
             raise GateFailed(f"ONNX Runtime cannot load the exported graph: {error}") from error
-        self.inputs = {v.name: DTYPES[v.type] for v in self._session.get_inputs()}
+        self.inputs = {v.name: NUMPY_TYPES[v.type] for v in self._session.get_inputs()}
         self.shapes = {v.name: v.shape for v in self._session.get_inputs()}
         self.outputs = [value.name for value in self._session.get_outputs()]
 

@@ -14,8 +14,8 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from ..config import ModelConfig, state_specs
-from .graph import OPSET, STEP_INPUTS, trace_model
+from ..config import STEP_INPUTS, ModelConfig, state_specs
+from .graph import OPSET, trace_model
 from .simplify import Skeleton, simplify
 
 STATE = re.compile(r"(\w+)\.(\d+)(_out)?$")

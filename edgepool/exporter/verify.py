@@ -14,6 +14,7 @@ from ..bundle import Bundle
 from ..checkpoint import Checkpoint, load
 from ..errors import BadInput
 from ..model import Model
+from ..progress import Report, silent
 from . import by_layer, lower, parity
 from .export import proved_by_layer, text_tokens
 from .probe import read_graph
@@ -24,8 +25,6 @@ DECODE_STEPS = 8
 # limit of parity.TOLERANCES; INT8 pages may differ by one step.
 INNER_TOLERANCES = {"fp32": 5e-3, "fp16": 0.25}
 INT8_TOLERANCE = 5e-2  # inner values of a model with INT8 pages
-
-Report = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -54,9 +53,7 @@ class Verification:
         return all(d.passed for d in self.differences) and self.outcome.fault() is None
 
 
-def verify(
-    bundle_path: Path, checkpoint_path: Path, report: Report = lambda step, done, total: None
-) -> Verification:
+def verify(bundle_path: Path, checkpoint_path: Path, report: Report = silent) -> Verification:
     """Check every file's sha256, then run model.onnx and PyTorch on the same steps.
 
     Polygraphy's comparator decides. Raises BadInput for a damaged bundle, and for a checkpoint of

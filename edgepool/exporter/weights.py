@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..errors import BadInput
 from ..onnxfile import GRAPH_INITIALIZER, MODEL_GRAPH, TENSOR_RAW_DATA, external_reference, header
+from ..progress import Report, silent
 from .simplify import Skeleton
 
 # A protobuf message ends at 2 GiB; above this, weights go to a file of their own.
@@ -34,8 +35,6 @@ TORCH_DTYPES = {
     onnx.TensorProto.INT8: torch.int8,
     onnx.TensorProto.BOOL: torch.bool,
 }
-
-Report = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def write_model(
     weights: Sequence[Weight],
     path: Path,
     external_over: int = EXTERNAL_OVER,
-    report: Report = lambda step, done, total: None,
+    report: Report = silent,
 ) -> None:
     """Write `model`, whose weights are graph inputs, with `weights` as initialisers.
 

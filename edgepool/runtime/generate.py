@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Callable, List, Optional, Sequence
 
 from ..errors import BadInput
+from ..progress import Report
 from .attended import attended_fraction
 from .detokenize import TextStream
 from .sampling import Sampler, Sampling
@@ -55,7 +56,7 @@ def generate(
     max_new_tokens: int = 256,
     stop: Sequence[str] = (),
     on_text: Optional[Callable[[str], None]] = None,
-    report: Optional[Callable[[str, int, int], None]] = None,
+    report: Optional[Report] = None,
 ) -> Completion:
     """Feed the prompt to a session of one sequence and choose tokens until something ends it.
 

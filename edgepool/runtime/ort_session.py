@@ -8,23 +8,17 @@ from typing import Any, Dict, List, Optional, Sequence
 import numpy as np
 import onnxruntime as ort
 
-from ..config import ModelConfig, StateSpec, state_specs
+from ..config import STEP_INPUTS, ModelConfig, StateSpec, state_specs
 from ..errors import BadInput, EdgepoolError, MissingRequirement, out_of_memory
+from ..onnxfile import NUMPY_TYPES
 from .session import Session, physical_pages
 
-DTYPES = {
-    "tensor(float)": np.float32,
-    "tensor(float16)": np.float16,
-    "tensor(int8)": np.int8,
-    "tensor(int32)": np.int32,
-}
 TYPES = {  # of a StateSpec: what the graph may declare
     "float": ("tensor(float)", "tensor(float16)"),
     "float32": ("tensor(float)",),
     "int8": ("tensor(int8)",),
     "int32": ("tensor(int32)",),
 }
-STEP_INPUTS = ("input_ids", "page_table", "past_len", "new_len", "logit_rows")
 PREFILL_CHUNK = 256
 SCORE_BYTES = 512 << 20  # of one layer's scores in FP32; a step needs about three times that
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
@@ -187,7 +181,7 @@ def _check_graph(
                     "%s: '%s' is %s %s, its configuration says %s %s: export it again"
                     % (model_path, spec.name, value.type, value.shape, spec.dtype, list(spec.shape))
                 )
-    return {spec.name: DTYPES[inputs[spec.name].type] for spec in specs}
+    return {spec.name: NUMPY_TYPES[inputs[spec.name].type] for spec in specs}
 
 
 def _rank(step_input: str) -> int:

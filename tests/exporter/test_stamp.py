@@ -6,8 +6,8 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from edgepool.config import IndexConfig, state_specs
-from edgepool.exporter.graph import STEP_INPUTS, trace_model
+from edgepool.config import STEP_INPUTS, IndexConfig, state_specs
+from edgepool.exporter.graph import trace_model
 from edgepool.exporter.simplify import simplify
 from edgepool.exporter.stamp import model_skeleton, representatives, with_layers
 
