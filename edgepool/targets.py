@@ -26,10 +26,13 @@ FUNCTIONS = ("none", "auto", "mask", "gather")
 
 @dataclass(frozen=True)
 class PowerMode:
-    """A mode of nvpmodel."""
+    """A mode of nvpmodel, with what is left of the GPU's figures in it where that is known."""
 
     id: int
     name: str
+    bandwidth_gb_s: Optional[float] = None
+    fp16_tflops: Optional[float] = None
+    int8_tops: Optional[float] = None
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Target:
 
     sm             compute capability, 72 for 7.2; None without a GPU
     memory_gib     sizes it is sold with; shared_memory: the CPU uses the same
+    fp16_tflops, int8_tops  of its tensor cores, dense
     software       version by name: os, python, cuda, cudnn, tensorrt, tensorrt_rtx, onnxruntime
     functions      bodies its graph carries: `none` (plugins), or a form of ops.attach
     operators      list of what its parser knows, in export/operators/; None: every operator
@@ -62,6 +66,8 @@ class Target:
     top_k: Optional[int] = None
     tensor_elements: Optional[int] = None
     power_modes: Tuple[PowerMode, ...] = field(default=())
+    fp16_tflops: Optional[float] = None
+    int8_tops: Optional[float] = None
 
     @property
     def shared_memory(self) -> bool:
@@ -79,7 +85,8 @@ class Target:
         record["software"] = dict(self.software)
         record["memory_gib"] = list(self.memory_gib)
         record["precisions"] = list(self.precisions)
-        record["power_modes"] = [dict(vars(mode)) for mode in self.power_modes]
+        modes = (vars(mode).items() for mode in self.power_modes)
+        record["power_modes"] = [{k: v for k, v in mode if v is not None} for mode in modes]
         return record
 
 
@@ -136,5 +143,7 @@ def _load(path: Path) -> Target:
         operators=onnx.get("operators"),
         top_k=limits.get("top_k"),
         tensor_elements=limits.get("tensor_elements"),
+        fp16_tflops=gpu.get("fp16_tflops"),
+        int8_tops=gpu.get("int8_tops"),
         power_modes=tuple(PowerMode(**mode) for mode in data.get("power", {}).get("modes", ())),
     )

@@ -39,6 +39,7 @@ COMMANDS = {
     "verify": "Compare a bundle with the model.pt it came from.",
     "inspect": "Show what a bundle, model.pt or ONNX file holds.",
     "targets": "List the devices that can be exported to.",
+    "check": "Check that a target's TensorRT reads a graph as it is meant.",
     "run": "Generate text.",
 }
 
