@@ -1,4 +1,4 @@
-"""`edgepool inspect`: what is in a bundle, a model.pt or an ONNX file."""
+"""`edgepool inspect`: what is in a bundle, a model.pt, an ONNX file or a plugin library."""
 
 from __future__ import annotations
 
@@ -18,17 +18,20 @@ def command(
     path: Path = typer.Argument(
         Path("edgepool-bundle"),
         metavar="PATH",
-        help="A bundle folder, a model.pt or an ONNX file.",
+        help="A bundle folder, a model.pt, an ONNX file or a plugin library.",
     ),
     json: bool = console.JSON,
 ) -> None:
-    """Show what a bundle, a model.pt or an ONNX file holds, and what a context costs in memory.
+    """Show what a bundle, a model.pt, an ONNX file or a library of edgepool's plugins holds.
+
+    Of a model also what a context costs in memory.
 
     \b
     Examples:
       edgepool inspect
       edgepool inspect model.pt
       edgepool inspect edgepool-bundle/model.onnx --json
+      edgepool inspect libedgepool_plugins.so
     """
     if path.is_dir():
         record = _bundle(path)
@@ -36,6 +39,8 @@ def command(
         raise BadInput("%s: no such file or folder" % path)
     elif path.suffix == ".onnx":
         record = {"kind": "ONNX file", "graphs": {path.name: _graph(path)}}
+    elif path.suffix == ".so":
+        record = _plugins(path)
     else:
         record = _checkpoint(path)
     if json:
@@ -78,6 +83,12 @@ def _checkpoint(path: Path) -> Dict[str, Any]:
     }
 
 
+def _plugins(path: Path) -> Dict[str, Any]:
+    from ..plugin_library import build_record
+
+    return {"kind": "plugin library", "bytes": path.stat().st_size, **build_record(path)}
+
+
 def _graph(path: Path) -> Dict[str, Any]:
     from ..onnxfile import summary
 
@@ -97,6 +108,8 @@ def _cache(config: ModelConfig, dtype: str) -> List[Dict[str, int]]:
 
 def _print(record: Dict[str, Any]) -> None:
     rows: List[List[object]] = [["kind", record["kind"]]]
+    if "interface" in record:
+        rows += _plugin_rows(record)
     rows += [[key, record[key]] for key in ("edgepool", "dtype", "parameters") if key in record]
     if "stored" in record:
         rows.append(["stored", ", ".join("%s in %d tensors" % x for x in record["stored"].items())])
@@ -116,6 +129,19 @@ def _print(record: Dict[str, Any]) -> None:
     if "cache" in record:
         print()
         _print_cache(record["cache"], record["dtype"])
+
+
+def _plugin_rows(record: Dict[str, Any]) -> List[List[object]]:
+    code = ["sm_%s" % sm for sm in record["sm"]] + ["PTX for %s" % sm for sm in record["ptx"]]
+    runs = "this CPU's emulation" if record["emulated"] else ", ".join(code)
+    return [
+        ["edgepool", "%s, %s" % (record["version"], record["commit"] or "commit not recorded")],
+        ["size", console.bytes_text(record["bytes"])],
+        ["operators", ", ".join(record["operators"])],
+        ["runs on", "%s, %s" % (runs, record["machine"])],
+        ["CUDA", record["cuda"] or "none"],
+        ["TensorRT", "%s, %s" % (record["tensorrt"], record["interface"])],
+    ]
 
 
 def _config_rows(config: Dict[str, Any]) -> List[List[object]]:

@@ -37,9 +37,10 @@ COMMANDS = {
     "init": "Write a model.pt with random weights.",
     "export": "Turn a model.pt into a bundle: ONNX, proved equal to PyTorch.",
     "verify": "Compare a bundle with the model.pt it came from.",
-    "inspect": "Show what a bundle, model.pt or ONNX file holds.",
+    "inspect": "Show what a bundle, model.pt, ONNX file or plugin library holds.",
     "targets": "List the devices that can be exported to.",
     "check": "Check that a target's TensorRT reads a graph as it is meant.",
+    "build-plugins": "Compile the TensorRT plugins of edgepool's operators.",
     "run": "Generate text.",
 }
 
@@ -99,7 +100,7 @@ def edgepool(
 
 
 for _name, _summary in COMMANDS.items():
-    _module = importlib.import_module("edgepool.cli.%s_command" % _name)
+    _module = importlib.import_module("edgepool.cli.%s_command" % _name.replace("-", "_"))
     app.command(_name, short_help=_summary)(_module.command)
 
 

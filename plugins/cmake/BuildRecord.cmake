@@ -6,7 +6,7 @@ function(add_build_record library)
     string(REGEX REPLACE ".*\"(.*)\".*" "\\1" version "${line}")
   endif()
   set(commit "${EDGEPOOL_COMMIT}")
-  if(NOT commit)
+  if(NOT commit AND EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/../.git)
     find_program(git_program git)
     if(git_program)
       execute_process(COMMAND ${git_program} describe --always --dirty --exclude=* --abbrev=12

@@ -51,16 +51,6 @@ find_package(CUDAToolkit REQUIRED)
 set(record_cuda ${CUDAToolkit_VERSION_MAJOR}.${CUDAToolkit_VERSION_MINOR})
 
 set_source_files_properties(${operators} PROPERTIES LANGUAGE CUDA)
-# A build for devices of one kind compiles the kernels for that kind alone: common/portable.cuh.
-set(newest ${record_sms} ${record_ptx})
-set(volta ${newest})
-list(FILTER newest INCLUDE REGEX "^([89].|1..)$")
-list(FILTER volta INCLUDE REGEX "^7.$")
-if(NOT volta)
-  target_compile_definitions(edgepool_plugins PRIVATE GPU_ONLY_ARCH=80)
-elseif(NOT newest)
-  target_compile_definitions(edgepool_plugins PRIVATE GPU_ONLY_ARCH=72)
-endif()
 set_target_properties(edgepool_plugins PROPERTIES
   CXX_VISIBILITY_PRESET hidden
   CUDA_VISIBILITY_PRESET hidden
