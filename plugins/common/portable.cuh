@@ -141,6 +141,13 @@ GPU_DEVICE unsigned shared_address(const void* p) {
 }
 
 // A kernel for a newer Arch may also be compiled for an older target, where it must not run.
+namespace detail {
+template <class... Arguments>
+GPU_DEVICE void absent(const Arguments&...) {
+  __trap();
+}
+}  // namespace detail
+
 template <class A, int Bytes = 16>
 GPU_DEVICE void cp_async(void* shared, const void* global, int filled = Bytes) {
   static_assert(A::has_cp_async, "this architecture has no cp.async");
@@ -155,7 +162,7 @@ GPU_DEVICE void cp_async(void* shared, const void* global, int filled = Bytes) {
                  "l"(global), "n"(Bytes), "r"(filled)
                  : "memory");
 #else
-  __trap();
+  detail::absent(shared, global, filled);
 #endif
 }
 template <class A>
@@ -164,7 +171,7 @@ GPU_DEVICE void cp_async_commit() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
 #else
-  __trap();
+  detail::absent();
 #endif
 }
 template <class A, int Keep = 0>
@@ -173,7 +180,7 @@ GPU_DEVICE void cp_async_wait() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_group %0;" ::"n"(Keep) : "memory");
 #else
-  __trap();
+  detail::absent();
 #endif
 }
 
@@ -193,7 +200,7 @@ GPU_DEVICE void ldmatrix_x1(uint32_t& r, const void* row) {
                  : "r"(shared_address(row))
                  : "memory");
 #else
-  __trap();
+  detail::absent(r, row);
 #endif
 }
 template <class A, bool Transposed = false>
@@ -211,7 +218,7 @@ GPU_DEVICE void ldmatrix_x2(uint32_t (&r)[2], const void* row) {
                  : "r"(shared_address(row))
                  : "memory");
 #else
-  __trap();
+  detail::absent(r, row);
 #endif
 }
 template <class A, bool Transposed = false>
@@ -229,7 +236,7 @@ GPU_DEVICE void ldmatrix_x4(uint32_t (&r)[4], const void* row) {
                  : "r"(shared_address(row))
                  : "memory");
 #else
-  __trap();
+  detail::absent(r, row);
 #endif
 }
 
@@ -245,7 +252,7 @@ GPU_DEVICE void mma_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]), "f"(c[1]),
         "f"(c[2]), "f"(c[3]));
 #else
-  __trap();
+  detail::absent(d, a, b, c);
 #endif
 }
 template <class A>
@@ -260,7 +267,7 @@ GPU_DEVICE void mma_s8(int (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(c[0]), "r"(c[1]),
         "r"(c[2]), "r"(c[3]));
 #else
-  __trap();
+  detail::absent(d, a, b, c);
 #endif
 }
 

@@ -15,6 +15,8 @@
 // In place (tail_out is tail), what stays in an open pool is neither read nor written.
 // Operations: about 10 Hs Di a key, and 2 Hs Di^2 a pool with fusion; the bytes take longer.
 #pragma once
+#include <algorithm>
+
 #include "common/storage.cuh"
 
 namespace edgepool {
@@ -362,7 +364,7 @@ cudaError_t launch(const Params& p) {
   int threads = kThreads;
   if (!p.fuse)
     while (threads > 32 && threads / 2 / shape.lanes >= may_close) threads /= 2;
-  shape.pools = min(threads / shape.lanes, static_cast<int>(kSharedBytes / shared_bytes(p, 1)));
+  shape.pools = std::min(threads / shape.lanes, static_cast<int>(kSharedBytes / shared_bytes(p, 1)));
   shape.chunks = (may_close - 1) / shape.pools + 1;
   const int64_t blocks = int64_t{p.B} * p.Hs * shape.chunks;
   if (blocks > 0x7fffffff) return cudaErrorInvalidConfiguration;
