@@ -1,0 +1,39 @@
+"""The weights of a bundle's graph, read one at a time from the file that holds them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from ..exporter.probe import read_graph
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """Initialisers of model.onnx by name; `read` maps the bytes of one, nothing is kept."""
+
+    folder: Path
+    tensors: dict[str, onnx.TensorProto]
+
+    @classmethod
+    def of(cls, path: Path) -> StoredWeights:
+        tensors = {tensor.name: tensor for tensor in read_graph(path).graph.initializer}
+        return cls(path.parent, tensors)
+
+    def read(self, name: str) -> np.ndarray:
+        """The tensor, read-only, as the graph has it."""
+        tensor = self.tensors[name]
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            return numpy_helper.to_array(tensor)
+        where = {entry.key: entry.value for entry in tensor.external_data}
+        return np.memmap(
+            self.folder / where["location"],
+            onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type),
+            "r",
+            int(where.get("offset", 0)),
+            tuple(tensor.dims),
+        )
