@@ -42,6 +42,7 @@ COMMANDS = {
     "targets": "List the devices that can be exported to.",
     "check": "Check that a target's TensorRT reads a graph as it is meant.",
     "build-plugins": "Compile the TensorRT plugins of edgepool's operators.",
+    "build-engine": "Build a TensorRT engine from a bundle.",
     "run": "Generate text.",
 }
 
