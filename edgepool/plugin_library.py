@@ -93,13 +93,10 @@ def _read(stream: BinaryIO) -> Tuple[str, bytes]:
 
 
 def _part(stream: BinaryIO, offset: int, size: int) -> bytes:
-    if offset >= 1 << 62:
-        raise ValueError("it is damaged")
-    stream.seek(offset)
-    data = stream.read(size)
-    if len(data) < size:
+    if offset + size > stream.seek(0, os.SEEK_END):
         raise ValueError("it ends early: was it copied in part?")
-    return data
+    stream.seek(offset)
+    return stream.read(size)
 
 
 # ------------------------------------------------------------------------------------ places

@@ -13,7 +13,8 @@ if(TENSORRT_ROOT)
 else()
   find_path(TENSORRT_INCLUDE NvInferRuntime.h
             PATH_SUFFIXES ${CMAKE_SYSTEM_PROCESSOR}-linux-gnu
-            PATHS /usr/local/tensorrt/include ${cache}/edgepool/toolchains/tensorrt)
+            PATHS /usr/local/tensorrt/include $ENV{EDGEPOOL_TOOLCHAINS}/tensorrt
+                  ${cache}/edgepool/toolchains/tensorrt)
 endif()
 if(NOT TENSORRT_INCLUDE)
   message(FATAL_ERROR
