@@ -152,7 +152,8 @@ class PluginV2 final : public nvinfer1::IPluginV2DynamicExt {
     succeeds(op(), [&](Message& message) {
       Views in, out;
       Prepared prepared;
-      if (!views_of(inputs, n_inputs, in, message) || !views_of(outputs, n_outputs, out, message))
+      if (!views_of(op(), inputs, n_inputs, in, message) ||
+          !views_of(op(), outputs, n_outputs, out, message))
         return false;
       const bool bounds = has_wildcards(inputs, n_inputs) || has_wildcards(outputs, n_outputs);
       if (!bounds) {
@@ -171,7 +172,8 @@ class PluginV2 final : public nvinfer1::IPluginV2DynamicExt {
     Prepared prepared;
     const bool known = succeeds(op(), [&](Message& message) {
       Views in, out;
-      if (!views_of(inputs, n_inputs, in, message) || !views_of(outputs, n_outputs, out, message))
+      if (!views_of(op(), inputs, n_inputs, in, message) ||
+          !views_of(op(), outputs, n_outputs, out, message))
         return false;
       for (View& view : in.items) view.open_all();
       for (View& view : out.items) view.open_all();
@@ -186,8 +188,8 @@ class PluginV2 final : public nvinfer1::IPluginV2DynamicExt {
                   cudaStream_t stream) noexcept override {
     const bool done = succeeds(op(), [&](Message& message) {
       Views in, out;
-      return views_of(inputs, op().inputs.count, in, message) &&
-             views_of(outputs, op().outputs.count, out, message) &&
+      return views_of(op(), inputs, op().inputs.count, in, message) &&
+             views_of(op(), outputs, op().outputs.count, out, message) &&
              plugin::enqueue(instance_, in.items, out.items, input_pointers, output_pointers,
                              workspace, stream, message);
     });

@@ -138,8 +138,8 @@ class PluginV3 final : public nvinfer1::IPluginV3,
                   cudaStream_t stream) noexcept override {
     return status([&](Message& message) {
       Views in, out;
-      return views_of(inputs, op().inputs.count, in, message) &&
-             views_of(outputs, op().outputs.count, out, message) &&
+      return views_of(op(), inputs, op().inputs.count, in, message) &&
+             views_of(op(), outputs, op().outputs.count, out, message) &&
              plugin::enqueue(instance_, in.items, out.items, input_pointers, output_pointers,
                              workspace, stream, message);
     });
@@ -164,7 +164,8 @@ class PluginV3 final : public nvinfer1::IPluginV3,
   bool prepared_for(const Desc* inputs, int32_t n_inputs, const Desc* outputs, int32_t n_outputs,
                     bool bounds, Prepared& prepared, Message& message) const {
     Views in, out;
-    return views_of(inputs, n_inputs, in, message) && views_of(outputs, n_outputs, out, message) &&
+    return views_of(op(), inputs, n_inputs, in, message) &&
+           views_of(op(), outputs, n_outputs, out, message) &&
            prepare(instance_, in.items, n_inputs, out.items, n_outputs, bounds, prepared, message);
   }
 

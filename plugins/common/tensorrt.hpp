@@ -55,9 +55,13 @@ struct Views {
   View items[kMaxTensors];
 };
 template <class Desc>
-bool views_of(const Desc* tensors, int32_t count, Views& views, Message& message) {
-  if (count < 0 || count > kMaxTensors) return message.refuse("%d tensors", count);
-  if (count > 0 && !tensors) return message.refuse("the tensors' descriptions are null");
+bool views_of(const Operator& op, const Desc* tensors, int32_t count, Views& views,
+              Message& message) {
+  if (count < 0 || count > kMaxTensors)
+    return message.refuse("%s: expected %d inputs and %d outputs, got %d", op.name,
+                          op.inputs.count, op.outputs.count, count);
+  if (count > 0 && !tensors)
+    return message.refuse("%s: the tensors' descriptions are null", op.name);
   for (int32_t i = 0; i < count; ++i) views.items[i] = view_of(tensors[i]);
   return true;
 }
