@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
@@ -21,7 +21,9 @@ def open_session(
 ) -> Session:
     """A session over the weights of a `model.pt`, computed in FP32.
 
-    capacity and chunk as in `ort_session.open_session`; threads 0: as torch chooses.
+    The weights stay mapped in the dtype they are stored in, so that memory holds the file, one
+    widened matrix and the cache. capacity and chunk as in `ort_session.open_session`; threads 0: as
+    torch chooses.
     """
     import torch
 
@@ -37,9 +39,15 @@ class TorchBackend:
     """Runs steps of the reference model (`session.Backend`); every step copies the state."""
 
     def __init__(self, checkpoint: Checkpoint, batch: int, pages: int) -> None:
+        import torch
+
         from ..model import Model, new_state
 
-        self._model = Model.from_checkpoint(checkpoint)
+        with torch.device("meta"):
+            model = Model(checkpoint.config)
+        weights = {n: x if x.dim() == 2 else x.float() for n, x in checkpoint.weights.items()}
+        model.load_state_dict(weights, assign=True)
+        self._model = model.requires_grad_(False).eval()
         self.state = new_state(checkpoint.config, batch, pages)
         self.cache_bytes = sum(t.numel() * t.element_size() for t in self.state)
 
@@ -54,6 +62,24 @@ class TorchBackend:
         import torch
 
         arrays = (input_ids, page_table, past_len, new_len, logit_rows)
-        with torch.inference_mode():
+        with torch.inference_mode(), _widening():
             logits, *self.state = self._model(*map(torch.from_numpy, arrays), *self.state)
         return logits.numpy()
+
+
+def _widening() -> Any:
+    """A context in which matrices of any float type are taken for FP32, one at a time."""
+    from torch.nn import functional
+    from torch.overrides import TorchFunctionMode
+
+    class Widening(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func is functional.linear:
+                x, weight, *rest = args
+                args = (x, weight.float(), *rest)
+            result = func(*args, **(kwargs or {}))
+            return result.float() if func is functional.embedding else result
+
+    return Widening()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
-from edgepool.checkpoint import Checkpoint, load
-from edgepool.model import Model, new_state
-from edgepool.runtime.session import Session
-from edgepool.runtime.torch_session import open_session
+from edgepool.checkpoint import Checkpoint, load, save
+from edgepool.model import Cache, Model, new_state
+from edgepool.runtime.session import Session, physical_pages
+from edgepool.runtime.torch_session import TorchBackend, open_session
 
 from .models import token_ids, write_checkpoint
 
@@ -71,3 +73,22 @@ def test_cache_bytes_are_those_of_the_state(checkpoint: Checkpoint) -> None:
     pages, heads = 1 + 2 * 4, c.num_kv_heads
     per_layer = 2 * pages * heads * 8 * 8 + pages * heads * 2 * 8 + 2 * 4 * 2 * heads * 8
     assert session.cache_bytes == 2 * 4 * per_layer
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_stay_as_they_are_stored(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Mapped from the file, yet computed in FP32: the logits of the widened model, to the bit."""
+    path = write_checkpoint(tmp_path / "model.pt")
+    stored = load(path)
+    narrow = {name: x.to(dtype) for name, x in stored.weights.items()}
+    save(path, stored.config, narrow, stored.tokenizer)
+    checkpoint = load(path)
+    backend = TorchBackend(checkpoint, 1, physical_pages(checkpoint.config, 1, 64))
+    for name, parameter in backend._model.named_parameters():
+        if parameter.dim() == 2:
+            assert parameter.data_ptr() == checkpoint.weights[name].data_ptr(), name
+    session = Session(checkpoint.config, backend, 1, 64, 64)
+    mine = session.feed([IDS[:40]], [range(40)])[0]
+    model = Model.from_checkpoint(checkpoint)
+    cache = Cache.allocate(model, 1, 64)
+    np.testing.assert_array_equal(mine, cache.step([IDS[:40]])[0].numpy())
