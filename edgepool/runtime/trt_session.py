@@ -1,0 +1,221 @@
+"""A session on a TensorRT engine, classic (8.5 to 11) or RTX.
+
+The state stays on the GPU. Where the engine updates it in place, every state tensor is one buffer,
+bound as input and as output; where that is not proved (TensorRT-RTX), there are two, and they
+change places after each step.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ..config import ModelConfig, state_specs
+from ..errors import BadInput, GateFailed, MissingRequirement
+from .device_memory import Device
+from .session import Session, physical_pages
+
+STEP_INPUTS = ("input_ids", "page_table", "past_len", "new_len", "logit_rows")
+DECODE, PREFILL = 0, 1  # the engine's optimisation profiles
+TABLE_COLUMNS = 64  # decode pads the page table to a multiple of this, so that a graph lives long
+
+
+def open_session(
+    engine: bytes,
+    trt: Any,
+    device: Device,
+    config: ModelConfig,
+    in_place: bool,
+    capacity: Optional[int] = None,
+) -> Session:
+    """A session over a serialised engine, which the caller has found trustworthy.
+
+    trt        the TensorRT module that built it; its plugins are registered already
+    in_place   whether the engine updates its state in place
+    capacity   tokens per sequence; by default all that the engine has room for
+    Raises BadInput for an engine that is not one of this model, or has no room for the capacity.
+    """
+    backend = TrtBackend(engine, trt, device, config, in_place)
+    room = (backend.pages - 1) // backend.batch * config.page_size
+    room = min(room, backend.columns * config.page_size, config.max_context)
+    capacity = room if capacity is None else capacity
+    if physical_pages(config, backend.batch, capacity) > backend.pages or capacity > room:
+        raise BadInput(
+            "the engine has room for %d tokens per sequence, not %d: build it with more "
+            "--max-kv-tokens" % (room, capacity)
+        )
+    return Session(config, backend, backend.batch, capacity, backend.length)
+
+
+class TrtBackend:
+    """Runs steps of an engine (`session.Backend`).
+
+    batch, pages, columns and length are the largest step it was built for: sequences, physical
+    pages, columns of the page table, new tokens per sequence.
+    """
+
+    def __init__(
+        self, engine: bytes, trt: Any, device: Device, config: ModelConfig, in_place: bool
+    ) -> None:
+        self._device = device
+        self._trt = trt
+        self._logger = trt.Logger(trt.Logger.WARNING)
+        self._runtime = trt.Runtime(self._logger)  # both have to outlive the engine
+        self._engine = self._runtime.deserialize_cuda_engine(engine)
+        if self._engine is None:
+            raise GateFailed("%s cannot load the engine: build it again" % trt.__name__)
+        check_tensors(self._engine, config)
+        most = {n: tuple(self._most(n)) for n in (*STEP_INPUTS, *state_names(config))}
+        self.batch, self.length = most["input_ids"]
+        self.columns = most["page_table"][1]
+        self.pages = pages_of(config, most)
+        self._vocab = config.vocab_size
+        self._contexts = [self._context(i) for i in (DECODE, PREFILL)]
+        self._inputs = {n: Buffer(device, most[n], np.int32) for n in STEP_INPUTS}
+        rows = most["logit_rows"][1]
+        self._logits = Buffer(device, (self.batch, rows, self._vocab), np.float32)
+        self._state: Dict[str, List[int]] = {}
+        self.cache_bytes = 0
+        for name in state_names(config):
+            dtype = np.dtype(trt.nptype(self._engine.get_tensor_dtype(name)))
+            nbytes = int(np.prod(most[name], dtype=np.int64)) * dtype.itemsize
+            copies = 1 if in_place else 2
+            self._state[name] = [device.allocate(nbytes) for _ in range(copies)]
+            self.cache_bytes += nbytes * copies
+        self._state_shapes = {name: most[name] for name in self._state}
+        self._graphs: Dict[Tuple[int, ...], Callable[[], None]] = {}
+        self._turn = 0
+        self._bind()
+
+    def step(
+        self,
+        input_ids: np.ndarray,
+        page_table: np.ndarray,
+        past_len: np.ndarray,
+        new_len: np.ndarray,
+        logit_rows: np.ndarray,
+    ) -> np.ndarray:
+        single = input_ids.shape[1] == 1
+        if single:
+            page_table = padded(page_table, self.columns)
+        arrays = dict(zip(STEP_INPUTS, (input_ids, page_table, past_len, new_len, logit_rows)))
+        context = self._contexts[DECODE if single else PREFILL]
+        for name, array in arrays.items():
+            self._inputs[name].write(array)
+        rows = logit_rows.shape[1]
+        shape = (*page_table.shape, rows, self._turn)
+        if single and shape in self._graphs:
+            self._graphs[shape]()
+        else:
+            for name, array in arrays.items():
+                self._must(context.set_input_shape(name, array.shape), "take the shape", name)
+            self._run(context)
+            if single:
+                # The first run of a shape may still set things up; the next can be recorded, and
+                # recording runs nothing.
+                graph = self._device.capture(lambda: self._run(context))
+                if graph is not None:
+                    self._graphs[shape] = graph
+        logits = self._logits.read((self.batch, rows, self._vocab))
+        self._device.synchronize()
+        self._turn = (self._turn + 1) % len(next(iter(self._state.values()), [0]))
+        self._bind()
+        return logits
+
+    def close(self) -> None:
+        """Give the GPU's memory back. The session cannot be used afterwards."""
+        self._graphs.clear()
+        self._contexts.clear()
+        self._engine = self._runtime = None
+        self._device.close()
+
+    def _run(self, context: Any) -> None:
+        if not context.execute_async_v3(self._device.stream):
+            raise MissingRequirement("TensorRT could not run a step: its messages above say why")
+
+    def _bind(self) -> None:
+        """Tell both contexts where everything is."""
+        for context in self._contexts:
+            for name, buffer in (*self._inputs.items(), ("logits", self._logits)):
+                self._must(context.set_tensor_address(name, buffer.address), "bind", name)
+            for name, copies in self._state.items():
+                out = copies[(self._turn + 1) % len(copies)]
+                self._must(context.set_tensor_address(name, copies[self._turn]), "bind", name)
+                self._must(context.set_tensor_address(name + "_out", out), "bind", name + "_out")
+
+    def _context(self, profile: int) -> Any:
+        context = self._engine.create_execution_context()
+        if context is None:
+            raise MissingRequirement(
+                "the GPU has too little memory to run the engine: close other programs, or build "
+                "it for fewer --max-kv-tokens"
+            )
+        if not context.set_optimization_profile_async(profile, self._device.stream):
+            raise GateFailed("the engine has no profile %d: build it again" % profile)
+        for name in state_names_of(self._engine):
+            self._must(context.set_input_shape(name, self._most(name)), "take the shape", name)
+        return context
+
+    def _most(self, name: str) -> Sequence[int]:
+        return tuple(self._engine.get_tensor_profile_shape(name, PREFILL)[2])
+
+    def _must(self, done: bool, what: str, name: str) -> None:
+        if not done:
+            raise BadInput("the engine does not %s of '%s': build it again" % (what, name))
+
+
+class Buffer:
+    """An input or output of every step: memory of the largest size, on the GPU and pinned."""
+
+    def __init__(self, device: Device, shape: Sequence[int], dtype: Any) -> None:
+        self._device = device
+        self._host = device.pinned((int(np.prod(shape)),), dtype)
+        self.address = device.allocate(self._host.nbytes)
+
+    def write(self, array: np.ndarray) -> None:
+        """Copy an array to the GPU; it may be changed as soon as this returns."""
+        part = self._host[: array.size]
+        part[:] = array.reshape(-1)
+        self._device.to_device(self.address, part)
+
+    def read(self, shape: Tuple[int, ...]) -> np.ndarray:
+        """The array on the GPU; there after the next `synchronize`, until the next `read`."""
+        part = self._host[: int(np.prod(shape))]
+        self._device.to_host(part, self.address)
+        return part.reshape(shape)
+
+
+def padded(page_table: np.ndarray, columns: int) -> np.ndarray:
+    """The table with columns of 0, which stand for no page, up to a multiple of TABLE_COLUMNS."""
+    width = min(columns, -(-page_table.shape[1] // TABLE_COLUMNS) * TABLE_COLUMNS)
+    return np.pad(page_table, ((0, 0), (0, width - page_table.shape[1])))
+
+
+def state_names(config: ModelConfig) -> List[str]:
+    return [spec.name for spec in state_specs(config)]
+
+
+def state_names_of(engine: Any) -> List[str]:
+    """Names of an engine's state inputs: those with an output of the same name and `_out`."""
+    names = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
+    return [name for name in names if name + "_out" in names]
+
+
+def pages_of(config: ModelConfig, most: Dict[str, Tuple[int, ...]]) -> int:
+    for spec in state_specs(config):
+        if "pages" in spec.shape:
+            return most[spec.name][spec.shape.index("pages")]
+    raise BadInput("a model without KV pages has no TensorRT session")
+
+
+def check_tensors(engine: Any, config: ModelConfig) -> None:
+    """Raise BadInput unless an engine's inputs and outputs are those of the configuration."""
+    found = {engine.get_tensor_name(i) for i in range(engine.num_io_tensors)}
+    names = state_names(config)
+    wanted = {*STEP_INPUTS, "logits", *names, *(name + "_out" for name in names)}
+    if found != wanted:
+        odd = ", ".join(sorted(found ^ wanted)[:4])
+        raise BadInput("the engine is not one of this model (%s): build it again" % odd)
+    if engine.num_optimization_profiles != 2:
+        raise BadInput("the engine has not the profiles that edgepool builds: build it again")
