@@ -29,7 +29,10 @@ def command(
     system: Optional[str] = typer.Option(None, help="The system message before it (with --chat)."),
     max_new_tokens: int = typer.Option(256, min=1, help="Stop after so many tokens."),
     backend: Optional[str] = typer.Option(
-        None, help="ort or torch; by default what the file is made for."
+        None, help="ort, torch, or trt for an engine; by default what the file is made for."
+    ),
+    trust_engine: bool = typer.Option(
+        False, "--trust-engine", help="Run an engine that you did not build yourself (trt)."
     ),
     device: str = typer.Option("cpu", help="cpu or cuda (ort)."),
     temperature: float = typer.Option(0.0, min=0, help="0 takes the most likely token."),
@@ -53,13 +56,13 @@ def command(
     from ..runtime.sampling import Sampling
     from ..runtime.source import open_source
 
-    _one_of("--backend", backend, ("ort", "torch"))
+    _one_of("--backend", backend, ("ort", "torch", "trt"))
     _one_of("--device", device, ("cpu", "cuda"))
     if system is not None and not chat:
         raise BadInput("--system needs --chat")
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty, seed)
     text = _prompt_text(prompt)
-    source = open_source(bundle, backend, threads, device)
+    source = open_source(bundle, backend, threads, device, trust_engine)
     if chat:
         messages = [{"role": "system", "content": system}] if system is not None else []
         prompt_ids = source.encode_chat([*messages, {"role": "user", "content": text}])

@@ -188,6 +188,7 @@ def describe(bundle: Bundle, place: Place, options: Options, limits: Limits) -> 
         "plugins": "edgepool plugins" if place.runtime == "tensorrt" else "no plugins",
         "bodies": "none" if place.runtime == "tensorrt" else "portable bodies",
         "pool_bytes": pools,
+        "in_place": place.runtime == "tensorrt",
         "bytes_copied_per_step": pools if place.runtime == "rtx" else 0,
     }
 

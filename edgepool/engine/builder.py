@@ -75,7 +75,7 @@ def build(request: Request, report: Report) -> Dict[str, Any]:
     if builder is None:
         raise MissingRequirement("%s could not start: is there a GPU and its driver?" % api.name)
     if request.plugin_library:
-        tensorrt_api.load_plugins(api, builder, Path(request.plugin_library))
+        tensorrt_api.load_plugins(api, Path(request.plugin_library))
     report("parsing the graph", 0, 1)
     network = parse(api, builder, logger, request)
     report("parsing the graph", 1, 1)

@@ -45,12 +45,22 @@ def graph_of(bundle: Bundle, target: Optional[Target], precision: str, runtime: 
     inputs = input_dims(proto)
     if runtime == "rtx":
         proto = with_bodies(proto)
-    files = [path, *(path.parent / name for name in sorted(external_locations(str(path))))]
-    names = [str(file.relative_to(bundle.path)).replace("\\", "/") for file in files]
-    records = [bundle.manifest["files"][name] for name in names]
-    digest = hashlib.sha256("".join(record["sha256"] for record in records).encode()).hexdigest()
-    size = sum(record["bytes"] for record in records)
+    size = sum(record["bytes"] for record in files_of(bundle, path))
+    digest = weights_digest(bundle, path)
     return Graph(proto, path, digest, size, inputs)
+
+
+def files_of(bundle: Bundle, path: Path) -> List[Dict[str, Any]]:
+    """The manifest's records of a graph and of the files that it takes weights from."""
+    used = [path, *(path.parent / name for name in sorted(external_locations(str(path))))]
+    names = [str(file.relative_to(bundle.path)).replace("\\", "/") for file in used]
+    return [bundle.manifest["files"][name] for name in names]
+
+
+def weights_digest(bundle: Bundle, path: Path) -> str:
+    """A digest of a graph file of a bundle with all its weights."""
+    sums = "".join(record["sha256"] for record in files_of(bundle, path))
+    return hashlib.sha256(sums.encode("ascii")).hexdigest()
 
 
 def require_ready(path: Path, target: Target) -> None:

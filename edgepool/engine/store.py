@@ -32,7 +32,7 @@ KEYS = {
     "precision": "another precision was asked for",
     "profiles": "other limits were asked for (batch, input length or KV tokens)",
     "workspace": "another workspace was asked for",
-    "compute_capabilities": "other GPUs were asked for",
+    "compute_capabilities": "it was built for other GPUs",
     "runtime": "it was built by another TensorRT",
     "plugins": "it was built with another plugin library",
     "gpu": "it was built on another GPU",

@@ -158,10 +158,10 @@ def set_compute_capabilities(api: Api, config: Any, wanted: Tuple[int, ...]) -> 
     return wanted
 
 
-def load_plugins(api: Api, builder: Any, library: Path) -> None:
-    """Register the plugins of a library with the builder's registry."""
-    registry = builder.get_plugin_registry() if hasattr(builder, "get_plugin_registry") else None
-    if registry is not None and hasattr(registry, "load_library"):
+def load_plugins(api: Api, library: Path) -> None:
+    """Register the plugins of a library."""
+    registry = api.trt.get_plugin_registry()
+    if hasattr(registry, "load_library"):
         registry.load_library(str(library))
     else:  # 8.5: the library registers its creators as it is loaded
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)

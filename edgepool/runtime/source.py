@@ -44,20 +44,28 @@ class Source:
 
 
 def open_source(
-    path: Path, backend: Optional[str] = None, threads: int = 0, device: str = "cpu"
+    path: Path,
+    backend: Optional[str] = None,
+    threads: int = 0,
+    device: str = "cpu",
+    trust_engine: bool = False,
 ) -> Source:
     """Open a bundle folder or a `model.pt`; nothing heavy is loaded before `open_session`.
 
-    backend  `ort`, `torch`, or None for what the path calls for. With `torch`, a bundle stands for
-             the `model.pt` beside it that it was exported from.
+    backend  `ort`, `torch`, `trt`, or None for what the path calls for. With `torch`, a bundle
+             stands for the `model.pt` beside it that it was exported from.
+    trust_engine  with `trt`, also load an engine that was not built by this user
     Raises BadInput for a path that is neither, and for a bundle whose files are not those that were
     exported: their sha256 is checked every time, which costs about as much as reading them.
     """
     if path.suffix == ".pt" or path.is_file():
-        if backend == "ort":
-            raise BadInput("%s: ONNX Runtime runs a bundle: `edgepool export` it first" % path)
+        if backend in ("ort", "trt"):
+            name = "ONNX Runtime" if backend == "ort" else "TensorRT"
+            raise BadInput("%s: %s runs a bundle: `edgepool export` it first" % (path, name))
         return _checkpoint_source(path, threads)
     bundle = Bundle.open(path)
+    if backend == "trt":
+        return _engine_source(bundle, trust_engine)
     if backend != "torch":
         return _bundle_source(bundle, threads, device)
     exported_from = path.parent / "model.pt"
@@ -73,16 +81,37 @@ def _bundle_source(bundle: Bundle, threads: int, device: str) -> Source:
     from . import ort_session
 
     _verify_used(bundle)
-    if bundle.tokenizer_path is None:
-        raise BadInput("%s: it has no tokenizer.json: export with one" % bundle.path)
-    text = bundle.tokenizer_path.read_text(encoding="utf-8")
     return Source(
         bundle.config,
-        Tokenizer(text, bundle.config, str(bundle.tokenizer_path)),
+        _tokenizer(bundle),
         lambda capacity: ort_session.open_session(
             bundle.model_path, bundle.config, capacity=capacity, threads=threads, device=device
         ),
     )
+
+
+def _engine_source(bundle: Bundle, trust_engine: bool) -> Source:
+    from ..engine.usable import find_usable
+    from . import device_memory, trt_session
+
+    _verify_used(bundle)
+    usable = find_usable(bundle, trust_engine)
+    trt, in_place = usable.api.trt, bool(usable.record["in_place"])
+
+    def open_session(capacity: int) -> Session:
+        device = device_memory.open_device()
+        return trt_session.open_session(
+            usable.engine, trt, device, bundle.config, in_place, capacity
+        )
+
+    return Source(bundle.config, _tokenizer(bundle), open_session)
+
+
+def _tokenizer(bundle: Bundle) -> Tokenizer:
+    if bundle.tokenizer_path is None:
+        raise BadInput("%s: it has no tokenizer.json: export with one" % bundle.path)
+    text = bundle.tokenizer_path.read_text(encoding="utf-8")
+    return Tokenizer(text, bundle.config, str(bundle.tokenizer_path))
 
 
 def _verify_used(bundle: Bundle) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,8 @@ import pytest
 
 from edgepool.bundle import Bundle
 from edgepool.cli.main import main
-from edgepool.engine import build, gpu, store, trust
+from edgepool.engine import build, gpu, store, tensorrt_api, trust
+from edgepool.engine.usable import find_usable
 from edgepool.errors import BadInput, GateFailed, MissingRequirement
 
 pytest.importorskip(
@@ -153,6 +155,39 @@ def test_what_cannot_be_built_here(
     assert main(["build-engine", str(exported), *arguments]) == code
     assert words in capfd.readouterr().err
     assert sorted(p.name for p in (exported / "engines").glob("*")) == before
+
+
+HERE = gpu.Gpu("GeForce RTX 4090", 89, 24 << 30, "13.0")
+
+
+def test_the_engine_is_found_and_checked(
+    exported: Path, built: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = Bundle.open(exported)
+    with pytest.raises(MissingRequirement, match="no GPU here"):
+        find_usable(bundle)
+    monkeypatch.setattr(gpu, "find", lambda: HERE)
+    with pytest.raises(GateFailed, match="not built by this user"):
+        find_usable(bundle)
+    assert len(find_usable(bundle, trusted=True).engine) == built["bytes"]
+    monkeypatch.setenv("EDGEPOOL_CACHE", built["cache"])
+    assert len(find_usable(bundle).engine) == built["bytes"]
+    trt = tensorrt_api.find("rtx").trt
+    monkeypatch.setattr(trt, "__version__", "9.9.9")
+    with pytest.raises(GateFailed, match="built by another TensorRT"):
+        find_usable(bundle)
+
+
+def test_no_engine_yet(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "find", lambda: HERE)
+    shutil.copytree(exported, tmp_path / "b", ignore=shutil.ignore_patterns("engines"))
+    with pytest.raises(BadInput, match="no engine yet"):
+        find_usable(Bundle.open(tmp_path / "b"))
+
+
+def test_run_needs_a_gpu_for_an_engine(exported: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", str(exported), "--backend", "trt", "--prompt", "x"]) == 3
+    assert "`--backend ort` runs the bundle" in capfd.readouterr().err
 
 
 def start(exported: Path, cache: Path, *arguments: str) -> subprocess.Popen[str]:
