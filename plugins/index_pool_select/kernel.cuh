@@ -46,12 +46,16 @@ inline const char* problem(const Params& p) {
   return nullptr;
 }
 
-// Workspace for these sizes; a launch with smaller ones needs no more. 0 pools need none.
+// Workspace for these sizes; a launch with smaller ones needs no more, also where smaller rows fill
+// kWorkspace better than these do. 0 pools need none.
 inline size_t workspace_bytes(const Params& p) {
   using namespace detail;
   const Plan plan = basic_plan(p);
-  const int64_t all = int64_t{p.B} * p.S, many = queries_in(p, plan, kWorkspace);
-  return bytes_for(p, plan, static_cast<size_t>(many > 0 ? many : all > 0 ? 1 : 0));
+  const int64_t all = int64_t{p.B} * p.S;
+  if (all == 0 || queries_in(p, plan, kWorkspace) == all)
+    return bytes_for(p, plan, static_cast<size_t>(all));
+  const size_t one = bytes_for(p, plan, 1);
+  return one > kWorkspace ? one : kWorkspace;
 }
 
 namespace detail {
