@@ -8,8 +8,9 @@
 //                  (`stored`, few queries) or a second scan that makes scores (many).
 //   best_of_part   512 threads; 8,192 blocks of one row a thread block
 //   best_of_parts  512 threads; a row of more than 8,192 blocks
-// So a decode step is 2 launches, 3 beyond 8,192 blocks. sm_80 and later multiply halves by
-// mma.m16n8k16, with INT8 codes as halves, which is exact; all else is float arithmetic.
+// So a decode step is 2 launches, 3 beyond 8,192 blocks. Halves, and INT8 codes as halves, which is
+// exact, are multiplied by mma.m16n8k16 from sm_80 on and by wmma m32n8k16 on sm_72 (through shared
+// memory); float activations by float arithmetic.
 //
 // Bytes of a row with P candidate pools, s and p bytes an element of T and P, c = 4 for INT8 scales
 // and 0 else; R = rows_together is 1 for a decode step, f = min(2^fold, block):
@@ -66,20 +67,23 @@ cudaError_t score(const Params& p, const Plan& plan) {
       int64_t{plan.batches} * p.Hs * divide_up(plan.queries, plan.rows_together) * plan.splits;
   if (blocks > 0x7fffffff) return cudaErrorInvalidConfiguration;
   return gpu::launch(score_pools<kPass, T, P, Product>, dim3(static_cast<unsigned>(blocks)),
-                     dim3(kScoreThreads),
-                     board_bytes(p, plan, sizeof(typename Product::Query)), p.stream, p, plan);
+                     dim3(kScoreThreads), Board<Product>::bytes(p, plan), p.stream, p, plan);
 }
 
-template <Pass kPass, class P>
+template <Pass kPass, class P, int Tiles>
 cudaError_t score_halves(const Params& p, const Plan& plan) {
   return gpu::with_arch(p.sm, [&](auto arch) {
     using A = decltype(arch);
-    if constexpr (!A::has_mma)
-      return score<kPass, half, P, ScalarProduct<P>>(p, plan);
+    if constexpr (A::has_mma)
+      return score<kPass, half, P, MmaProduct<A, P, Tiles>>(p, plan);
     else
-      return plan.columns == 8 ? score<kPass, half, P, TensorProduct<A, P, 1>>(p, plan)
-                               : score<kPass, half, P, TensorProduct<A, P, kColumns / 8>>(p, plan);
+      return score<kPass, half, P, WmmaProduct<P, Tiles>>(p, plan);
   });
+}
+template <Pass kPass, class P>
+cudaError_t score_halves(const Params& p, const Plan& plan) {
+  return plan.columns == 8 ? score_halves<kPass, P, 1>(p, plan)
+                           : score_halves<kPass, P, kColumns / 8>(p, plan);
 }
 
 template <Pass kPass>

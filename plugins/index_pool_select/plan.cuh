@@ -33,7 +33,7 @@ constexpr int kTile = 32;                               // pools that a warp sco
 constexpr int kColumns = 64;                            // index queries of a scoring block
 constexpr int kLeastSegment = 256, kMostSegment = 2048; // pools of a scoring block
 constexpr int kMostPerPage = 32768;                     // pools
-constexpr int kQueryBytes = 36 << 10;                   // of its index queries in shared memory
+constexpr int kQueryBytes = 36 << 10;  // for its index queries and stages in shared memory
 constexpr int kBestThreads = 512;
 constexpr int kPart = 8192;  // blocks that one thread block chooses from
 constexpr size_t kWorkspace = 64 << 20;  // enough for many queries at once
@@ -63,8 +63,14 @@ inline int divide_up(int64_t a, int64_t b) { return static_cast<int>((a + b - 1)
 inline size_t element_size(Type type) { return type == Type::f32 ? 4 : type == Type::f16 ? 2 : 1; }
 inline size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-// Products of half activations are made by tensor cores where they take m16n8k16.
-inline bool by_tensor_cores(const Params& p) { return p.activation == Type::f16 && p.sm >= 80; }
+// How affinities are computed (products.cuh): halves by tensor cores, floats one by one.
+enum class Method { mma, wmma, scalar };
+inline Method method(const Params& p) {
+  if (p.activation != Type::f16) return Method::scalar;
+  return p.sm >= 80 ? Method::mma : Method::wmma;
+}
+// A warp of `wmma` lays 64 bytes of each stored vector out as halves, in rows of this many.
+constexpr int stage_row(int channels) { return channels + 8; }
 
 // Everything that does not depend on how much is in flight.
 inline Plan basic_plan(const Params& p) {
@@ -73,15 +79,19 @@ inline Plan basic_plan(const Params& p) {
   while (plan.width < p.Hq && plan.width < 8) plan.width *= 2;
   if (p.Hq > 8) plan.width = divide_up(p.Hq, 8) * 8;
 
-  // Columns lie so that the 8 x 4 lanes of a tile read different banks: 32 bytes beyond a multiple
-  // of 128 for halves.
+  // Columns lie so that the lanes of a product read different banks.
   const int channels = 64 / static_cast<int>(element_size(p.storage));
-  const int padded = divide_up(p.Di, channels) * channels;
-  const int size = by_tensor_cores(p) ? 2 : 4;
-  plan.stride = padded;
-  if (size == 2)
+  plan.stride = divide_up(p.Di, channels) * channels;
+  int size = 4, room = kQueryBytes;
+  if (method(p) == Method::mma) {
+    size = 2;
     while (plan.stride % 64 != 16) plan.stride += 16;
-  const int fit = kQueryBytes / (plan.stride * size);
+  } else if (method(p) == Method::wmma) {
+    size = 2;
+    plan.stride += 8;
+    room -= kWarps * kTile * stage_row(channels) * size;
+  }
+  const int fit = room / (plan.stride * size);
   plan.rows_together = (fit < kColumns ? fit : kColumns) / plan.width;
   if (plan.rows_together > p.S) plan.rows_together = p.S;
   plan.columns = divide_up(plan.rows_together * plan.width, 8) * 8;

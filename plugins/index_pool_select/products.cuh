@@ -1,8 +1,8 @@
-// Affinities of a tile of 32 pools with columns of 8 index queries, by one warp, in two ways that
+// Affinities of a tile of 32 pools with columns of 8 index queries, by one warp, in three ways that
 // hold their results alike: lane (g, t) = (lane / 4, lane % 4) has those of the pools g + 8 i, i < 4,
 // with the columns 2 t and 2 t + 1. That is the accumulator of mma.m16n8k16, twice.
 //
-// In both, a lane loads 16 bytes at 16 t of each 64-byte chunk of its four pools. Which channels meet
+// In all, a lane loads 16 bytes at 16 t of each 64-byte chunk of its four pools. Which channels meet
 // in which instruction does not matter as long as the index queries lie in the same order, which
 // is what `place` says.
 #pragma once
@@ -19,8 +19,8 @@ template <class P>
 struct Chunk {
   static constexpr int kOwn = 16 / static_cast<int>(sizeof(P)), kChannels = 4 * kOwn;
   static constexpr int kSteps = kOwn / 4;  // of four channels a lane
-  // Where channel k (a multiple of 4) of an index query lies: [chunk][step][t][4].
-  GPU_DEVICE static int place(int k) {
+  // Where channel k (a multiple of 4) of an index query lies for a lane: [chunk][step][t][4].
+  GPU_DEVICE static int by_lane(int k) {
     const int chunk = k / kChannels, t = k % kChannels / kOwn, step = k % kOwn / 4;
     return ((chunk * kSteps + step) * 4 + t) * 4;
   }
@@ -39,15 +39,6 @@ GPU_DEVICE void channels<float>(const uint4& raw, int, float (&x)[4]) {
   GPU_UNROLL
   for (int i = 0; i < 4; ++i) x[i] = __uint_as_float(word(raw, i));
 }
-GPU_DEVICE half2 as_halves(unsigned w) { return *reinterpret_cast<const half2*>(&w); }
-template <>
-GPU_DEVICE void channels<half>(const uint4& raw, int step, float (&x)[4]) {
-  GPU_UNROLL
-  for (int i = 0; i < 2; ++i) {
-    const float2 pair = __half22float2(as_halves(word(raw, 2 * step + i)));
-    x[2 * i] = pair.x, x[2 * i + 1] = pair.y;
-  }
-}
 template <>
 GPU_DEVICE void channels<int8_t>(const uint4& raw, int step, float (&x)[4]) {
   const unsigned codes = word(raw, step) ^ 0x80808080u;  // code + 128
@@ -56,7 +47,8 @@ GPU_DEVICE void channels<int8_t>(const uint4& raw, int step, float (&x)[4]) {
     x[i] = __uint_as_float(__byte_perm(codes, 0x4b000000u, 0x7440u + i)) - 8388736.f;
 }
 
-// The same as two pairs of halves, for an instruction's a0/a1 and a2/a3.
+// The same as two pairs of halves; a code is put into the mantissa of 2^10.
+GPU_DEVICE half2 as_halves(unsigned w) { return *reinterpret_cast<const half2*>(&w); }
 template <class P>
 GPU_DEVICE void pairs(const uint4& raw, int step, unsigned& low, unsigned& high);
 template <>
@@ -72,14 +64,16 @@ GPU_DEVICE void pairs<int8_t>(const uint4& raw, int step, unsigned& low, unsigne
   low = *reinterpret_cast<const unsigned*>(&a), high = *reinterpret_cast<const unsigned*>(&b);
 }
 
-// By tensor cores: halves, exact products, float sums. Codes are exact halves.
+// By mma.m16n8k16: halves, exact products, float sums. Codes are exact halves.
 template <class A, class P, int Tiles>
-struct TensorProduct {
+struct MmaProduct {
   using Query = half;
-  static constexpr int kTiles = Tiles;  // of 8 columns
+  static constexpr int kTiles = Tiles;       // of 8 columns
+  static constexpr size_t kStageBytes = 0;   // of a warp, in shared memory
   float sums[Tiles][2][4];
 
-  GPU_DEVICE void clear() {
+  GPU_DEVICE static int place(int k) { return Chunk<P>::by_lane(k); }
+  GPU_DEVICE void start(unsigned char*) {
     GPU_UNROLL
     for (int n = 0; n < Tiles; ++n)
       GPU_UNROLL
@@ -108,7 +102,69 @@ struct TensorProduct {
         }
     }
   }
-  GPU_DEVICE void finish() {}
+  GPU_DEVICE void finish(int) {}
+};
+
+// The same by wmma, for Volta, whose registers no other instruction knows: through shared memory.
+template <class P, int Tiles>
+struct WmmaProduct {
+  using Query = half;
+  static constexpr int kTiles = Tiles, kRow = stage_row(Chunk<P>::kChannels);
+  static constexpr size_t kStageBytes = sizeof(half) * kTile * kRow;
+  nvcuda::wmma::fragment<nvcuda::wmma::accumulator, kTile, 8, 16, float> products[Tiles];
+  float sums[Tiles][2][4];
+  half* stage;
+
+  GPU_DEVICE static int place(int k) { return k; }
+  GPU_DEVICE void start(unsigned char* memory) {
+    stage = reinterpret_cast<half*>(memory);
+    GPU_UNROLL
+    for (int n = 0; n < Tiles; ++n) nvcuda::wmma::fill_fragment(products[n], 0.f);
+  }
+  GPU_DEVICE void add(const uint4 (&raw)[kRows], const half* queries, int stride, int chunk,
+                      int tiles, unsigned) {
+    const int g = static_cast<int>(threadIdx.x) % 32 / 4, t = static_cast<int>(threadIdx.x) % 4;
+    GPU_UNROLL
+    for (int i = 0; i < kRows; ++i)
+      GPU_UNROLL
+      for (int step = 0; step < Chunk<P>::kSteps; ++step) {
+        uint2 four;
+        pairs<P>(raw[i], step, four.x, four.y);
+        *reinterpret_cast<uint2*>(stage + (g + 8 * i) * kRow + t * Chunk<P>::kOwn + 4 * step) = four;
+      }
+    __syncwarp();
+    for (int k = 0; k < Chunk<P>::kChannels; k += 16) {
+      nvcuda::wmma::fragment<nvcuda::wmma::matrix_a, kTile, 8, 16, half, nvcuda::wmma::row_major> a;
+      nvcuda::wmma::load_matrix_sync(a, stage + k, kRow);
+      GPU_UNROLL
+      for (int n = 0; n < Tiles; ++n)
+        if (n < tiles) {
+          nvcuda::wmma::fragment<nvcuda::wmma::matrix_b, kTile, 8, 16, half,
+                                 nvcuda::wmma::col_major> b;
+          nvcuda::wmma::load_matrix_sync(
+              b, queries + n * 8 * stride + chunk * Chunk<P>::kChannels + k,
+              static_cast<unsigned>(stride));
+          nvcuda::wmma::mma_sync(products[n], a, b, products[n]);
+        }
+    }
+    __syncwarp();
+  }
+  GPU_DEVICE void finish(int tiles) {
+    const int g = static_cast<int>(threadIdx.x) % 32 / 4, t = static_cast<int>(threadIdx.x) % 4;
+    float* tile = reinterpret_cast<float*>(stage);  // [32 pools, 8 columns]
+    GPU_UNROLL
+    for (int n = 0; n < Tiles; ++n)
+      if (n < tiles) {
+        nvcuda::wmma::store_matrix_sync(tile, products[n], 8, nvcuda::wmma::mem_row_major);
+        __syncwarp();
+        GPU_UNROLL
+        for (int i = 0; i < kRows; ++i) {
+          const float2 v = *reinterpret_cast<const float2*>(tile + (g + 8 * i) * 8 + 2 * t);
+          sums[n][i / 2][i % 2 * 2] = v.x, sums[n][i / 2][i % 2 * 2 + 1] = v.y;
+        }
+        __syncwarp();
+      }
+  }
 };
 
 // By multiplications and additions of floats, on any architecture.
@@ -116,10 +172,12 @@ template <class P>
 struct ScalarProduct {
   using Query = float;
   static constexpr int kTiles = 1;
+  static constexpr size_t kStageBytes = 0;
   float partial[kRows][8];  // over the lane's channels, with all columns
   float sums[1][2][4];
 
-  GPU_DEVICE void clear() {
+  GPU_DEVICE static int place(int k) { return Chunk<P>::by_lane(k); }
+  GPU_DEVICE void start(unsigned char*) {
     GPU_UNROLL
     for (int i = 0; i < kRows * 8; ++i) partial[i / 8][i % 8] = 0;
   }
@@ -144,7 +202,7 @@ struct ScalarProduct {
     }
   }
   // Adds the four lanes of a pool up; each ends with its two columns.
-  GPU_DEVICE void finish() {
+  GPU_DEVICE void finish(int) {
     const int t = static_cast<int>(threadIdx.x) % 4;
     const bool upper = t & 2, odd = t & 1;
     GPU_UNROLL

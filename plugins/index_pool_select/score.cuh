@@ -73,22 +73,29 @@ struct Place {
 };
 
 // Shared memory of a scoring block.
-template <class Query>
+template <class Product>
 struct Board {
-  Query* queries;  // [columns, stride], by Chunk::place
+  typename Product::Query* queries;  // [columns, stride], by Product::place
+  unsigned char* stage;  // of this warp
   float2* factor;  // [columns]: relu (weight, -), combine (largest, 1 / sum)
   int* high;       // [columns]: the pool after the last candidate of the column's row
   int* pages;      // physical pages of the segment
   GPU_DEVICE Board(unsigned char* memory, const Plan& plan)
-      : queries(reinterpret_cast<Query*>(memory)),
-        factor(reinterpret_cast<float2*>(memory + sizeof(Query) * plan.columns * plan.stride)),
+      : queries(reinterpret_cast<typename Product::Query*>(memory)),
+        stage(memory + query_bytes(plan) + threadIdx.x / 32 * Product::kStageBytes),
+        factor(reinterpret_cast<float2*>(memory + query_bytes(plan) +
+                                         kWarps * Product::kStageBytes)),
         high(reinterpret_cast<int*>(factor + plan.columns)), pages(high + plan.columns) {}
+
+  __host__ __device__ static size_t query_bytes(const Plan& plan) {
+    return sizeof(typename Product::Query) * size_t(plan.columns) * size_t(plan.stride);
+  }
+  static size_t bytes(const Params& p, const Plan& plan) {
+    return query_bytes(plan) + kWarps * Product::kStageBytes +
+           (sizeof(float2) + sizeof(int)) * size_t(plan.columns) +
+           sizeof(int) * (size_t(plan.segment) / size_t(p.U) + 2);
+  }
 };
-inline size_t board_bytes(const Params& p, const Plan& plan, size_t query_size) {
-  return query_size * size_t(plan.columns) * size_t(plan.stride) +
-         (sizeof(float2) + sizeof(int)) * size_t(plan.columns) +
-         sizeof(int) * (size_t(plan.segment) / size_t(p.U) + 2);
-}
 
 GPU_DEVICE void put_four(float* to, const float* x) {
   *reinterpret_cast<float4*>(to) = make_float4(x[0], x[1], x[2], x[3]);
@@ -97,9 +104,11 @@ GPU_DEVICE void put_four(half* to, const float* x) {
   *reinterpret_cast<uint2*>(to) = make_uint2(pack(x[0], x[1]), pack(x[2], x[3]));
 }
 
-template <class T, class P, class Query>
-GPU_DEVICE void fill_queries(const Params& p, const Plan& plan, const Place& at, Query* queries) {
-  const int octets = (p.Di + Chunk<P>::kChannels - 1) / Chunk<P>::kChannels * Chunk<P>::kChannels / kOctet;
+template <class T, class P, class Product>
+GPU_DEVICE void fill_queries(const Params& p, const Plan& plan, const Place& at,
+                             typename Product::Query* queries) {
+  constexpr int kChannels = Chunk<P>::kChannels;
+  const int octets = (p.Di + kChannels - 1) / kChannels * kChannels / kOctet;
   for (int i = static_cast<int>(threadIdx.x); i < plan.columns * octets; i += kScoreThreads) {
     const int column = i / octets, k = i % octets * kOctet;
     const int row = column / plan.width, query = column % plan.width;
@@ -108,8 +117,8 @@ GPU_DEVICE void fill_queries(const Params& p, const Plan& plan, const Place& at,
       const int64_t vector = ((int64_t{at.b} * p.S + at.s + row) * p.Hs + at.h) * p.Hq + query;
       load_octet(static_cast<const T*>(p.q) + vector * p.Di + k, x);
     }
-    put_four(queries + column * plan.stride + Chunk<P>::place(k), x);
-    put_four(queries + column * plan.stride + Chunk<P>::place(k + 4), x + 4);
+    put_four(queries + column * plan.stride + Product::place(k), x);
+    put_four(queries + column * plan.stride + Product::place(k + 4), x + 4);
   }
 }
 
@@ -187,18 +196,21 @@ struct Rows {
 
 // Two chunks are on their way at a time: 4 KiB a warp.
 template <class P, class Product>
-GPU_DEVICE void multiply(const Params& p, const Rows<P>& rows, const typename Product::Query* queries,
-                         int stride, int tiles, unsigned used, Product& product) {
+GPU_DEVICE void multiply(const Params& p, const Plan& plan, const Rows<P>& rows,
+                         const Board<Product>& board, int column, int tiles, Product& product) {
   const int chunks = (p.Di + Chunk<P>::kChannels - 1) / Chunk<P>::kChannels;
-  product.clear();
+  const typename Product::Query* queries = board.queries + column * plan.stride;
+  unsigned used = 0;
+  for (int n = 0; n < 8; ++n) used |= ((column + n) % plan.width < p.Hq ? 1u : 0u) << n;
+  product.start(board.stage);
   for (int c = 0; c < chunks; c += 2) {
     uint4 even[kRows], odd[kRows];
     rows.load(p, c, even);
     if (c + 1 < chunks) rows.load(p, c + 1, odd);
-    product.add(even, queries, stride, c, tiles, used);
-    if (c + 1 < chunks) product.add(odd, queries, stride, c + 1, tiles, used);
+    product.add(even, queries, plan.stride, c, tiles, used);
+    if (c + 1 < chunks) product.add(odd, queries, plan.stride, c + 1, tiles, used);
   }
-  product.finish();
+  product.finish(tiles);
 }
 
 // Stores a row's scores of the lane's pools, the largest of every 2^fold neighbours. All lanes take
@@ -342,7 +354,6 @@ GPU_DEVICE void store_statistics(const Params& p, const Plan& plan, const Place&
 
 template <Pass kPass, class T, class P, class Product>
 __global__ void __launch_bounds__(kScoreThreads) score_pools(const Params p, const Plan plan) {
-  using Query = typename Product::Query;
   GPU_DYNAMIC_SHARED(unsigned char, memory);
   __shared__ float2 merged[kPass == Pass::statistics ? kWarps * Product::kTiles * 8 : 1];
   const int sequence = Place::sequence(p, plan);
@@ -356,25 +367,19 @@ __global__ void __launch_bounds__(kScoreThreads) score_pools(const Params p, con
   const int end = min(start + plan.segment, high);
   if (start >= end) return;
 
-  const Board<Query> board(memory, plan);
+  const Board<Product> board(memory, plan);
   const int paged = start / p.U * p.U;
   for (int i = static_cast<int>(threadIdx.x); paged + i * p.U < end; i += kScoreThreads)
     board.pages[i] = physical_page(p.page_table + int64_t{at.b} * p.MP, paged / p.U + i, p.MP, p.NP);
-  fill_queries<T, P>(p, plan, at, board.queries);
+  fill_queries<T, P, Product>(p, plan, at, board.queries);
   fill_columns<kPass, T>(p, plan, at, candidates, board.factor, board.high);
   __syncthreads();
 
   constexpr int kWide = 8 * Product::kTiles;
-  const auto multiply_columns = [&](const Rows<P>& rows, int column, Product& product) {
-    unsigned used = 0;
-    for (int n = 0; n < 8; ++n) used |= ((column + n) % plan.width < p.Hq ? 1u : 0u) << n;
-    const int tiles = min(Product::kTiles, (plan.columns - column) / 8);
-    multiply(p, rows, board.queries + column * plan.stride, plan.stride, tiles, used, product);
-    return tiles;
-  };
   const int first_tile = start + static_cast<int>(threadIdx.x) / 32 * kTile;
   if constexpr (kPass == Pass::statistics) {
     for (int column = 0; column < plan.columns; column += kWide) {
+      const int tiles = min(Product::kTiles, (plan.columns - column) / 8);
       float2 statistics[Product::kTiles][2];
       GPU_UNROLL
       for (int i = 0; i < Product::kTiles * 2; ++i)
@@ -383,12 +388,10 @@ __global__ void __launch_bounds__(kScoreThreads) score_pools(const Params p, con
         if (first + kTile <= low) continue;
         const Rows<P> rows(p, plan, at.h, board.pages, paged, first, low, end);
         Product product;
-        const int tiles = multiply_columns(rows, column, product);
+        multiply(p, plan, rows, board, column, tiles, product);
         add_statistics(p, plan, at, rows, product, board.high, first, column, tiles, statistics);
       }
-      store_statistics<Product::kTiles>(p, plan, at, column,
-                                        min(Product::kTiles, (plan.columns - column) / 8),
-                                        statistics, merged);
+      store_statistics<Product::kTiles>(p, plan, at, column, tiles, statistics, merged);
     }
   } else {
     for (int first = first_tile; first < end; first += kWarps * kTile) {
@@ -396,8 +399,9 @@ __global__ void __launch_bounds__(kScoreThreads) score_pools(const Params p, con
       const Rows<P> rows(p, plan, at.h, board.pages, paged, first, low, end);
       float total[kRows] = {};
       for (int column = 0; column < plan.columns; column += kWide) {
+        const int tiles = min(Product::kTiles, (plan.columns - column) / 8);
         Product product;
-        const int tiles = multiply_columns(rows, column, product);
+        multiply(p, plan, rows, board, column, tiles, product);
         store_rows<kPass>(plan, at, rows, product, board.factor, first, column, tiles, total);
       }
     }

@@ -13,15 +13,15 @@ struct Layout {
   static constexpr int kStride = Engine::kColumns + 4;  // of the sums' rows
   static constexpr int kTokens = 0;
   static constexpr int kSums = kTokens + kWarps * kStep * static_cast<int>(sizeof(Token));
-  static constexpr int kFactors = kSums + kWarps * kRows * static_cast<int>(sizeof(float2));
-  static constexpr int kQueries = kFactors + kWarps * kRows * static_cast<int>(sizeof(float));
+  static constexpr int kFactors = kSums + kWarps * Engine::kRows * static_cast<int>(sizeof(float2));
+  static constexpr int kQueries = kFactors + kWarps * Engine::kRows * static_cast<int>(sizeof(float));
 
   static constexpr GPU_DEVICE int stage(int row_warps) {
     return kQueries + row_warps * Engine::kQueryBytes;
   }
   static int bytes(int row_warps) {
     const int working = row_warps * Engine::kQueryBytes + kWarps * Engine::kStageBytes;
-    const int merging = row_warps * kRows * kStride * static_cast<int>(sizeof(float));
+    const int merging = row_warps * Engine::kRows * kStride * static_cast<int>(sizeof(float));
     return kQueries + std::max(working, merging);
   }
 };
@@ -63,8 +63,8 @@ GPU_DEVICE void write_rows(const Job& job, const Tile& tile, const float* rows,
   const int queries = min(job.plan.queries, in.S - tile.query);
   for (int i = static_cast<int>(threadIdx.x); i < queries * group * vectors; i += kThreads) {
     const int row = i / vectors, column = i % vectors * kElements;
-    const int query = row / group, head = tile.kv_head * group + row % group;
-    const int64_t at = (int64_t{tile.b} * in.S + tile.query + query) * in.H + head;
+    const int query = row / group;
+    const int64_t at = place_of_row(job, tile, row);
     const bool seen = query < tile.count && sums[row].y != 0;
     if (job.plan.splits == 1) {
       T* to = static_cast<T*>(job.in.out) + at * in.D + column;
@@ -86,8 +86,9 @@ GPU_DEVICE void write_rows(const Job& job, const Tile& tile, const float* rows,
 }
 
 template <class Engine, class Attended>
-__global__ void __launch_bounds__(kThreads) attend_tile(const Job job) {
+__global__ void __launch_bounds__(kThreads, Engine::kBlocks) attend_tile(const Job job) {
   using Place = Layout<Engine>;
+  constexpr int kRows = Engine::kRows;
   GPU_DYNAMIC_SHARED(unsigned char, shared);
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
@@ -200,8 +201,10 @@ __global__ void __launch_bounds__(kThreads) combine_splits(const Job job) {
 }
 
 template <class Engine, class Attended>
-cudaError_t launch_tiles(const Job& job) {
+cudaError_t launch_tiles(Job job) {
   constexpr int kWithoutAsking = 48 << 10;
+  const int rows = job.plan.queries * job.plan.group;
+  job.plan.row_warps = rows <= Engine::kRows ? 1 : rows <= 2 * Engine::kRows ? 2 : 4;
   const int bytes = Layout<Engine>::bytes(job.plan.row_warps);
   const auto kernel = attend_tile<Engine, Attended>;
   if (bytes > kWithoutAsking) {

@@ -48,6 +48,19 @@ GPU_DEVICE Tile tile_at(const Job& job, int b, int kv_head, int query) {
   return tile;
 }
 
+// Where a row of the tile is in q and out, [B * S * H] rows.
+GPU_DEVICE int64_t place_of_row(const Job& job, const Tile& tile, int row) {
+  const int group = job.plan.group;
+  const int64_t query = int64_t{tile.b} * job.in.S + tile.query + row / group;
+  return query * job.in.H + tile.kv_head * group + row % group;
+}
+
+// Where column `column` of the token's vector is. 32 bits hold the offset of every element.
+template <class P>
+GPU_DEVICE const P* part_of(const void* pool, const Token& token, int D, int column) {
+  return static_cast<const P*>(pool) + static_cast<unsigned>(token.row * D + column);
+}
+
 // Bits 0 .. n - 1.
 GPU_DEVICE unsigned below(int n) { return n <= 0 ? 0u : n >= 32 ? kAll : (1u << n) - 1; }
 

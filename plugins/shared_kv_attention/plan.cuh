@@ -31,7 +31,7 @@ constexpr int kMaxD = 256, kMaxGroup = 16, kMaxGrid = 65535;
 constexpr int kMaxTokens = 1 << 29, kMaxRows = 1 << 30;
 constexpr int64_t kMaxElements = 0x7fffffff;
 constexpr int kLanes = 32, kWarps = 4, kThreads = kLanes * kWarps;
-constexpr int kRows = 16;  // a row is one head of one query; a warp has 16
+constexpr int kMostRows = 16;  // of a warp; a row is one head of one query
 constexpr int kStep = 32;  // tokens that a warp takes at a time
 constexpr unsigned kAll = ~0u;  // lanes
 
@@ -57,7 +57,7 @@ inline const char* problem(const ReadParams& p) {
   if (product(p.MP, p.T) > kMaxTokens) return "MP * T is over 2^29";
   if (p.select && product(p.K, p.block_tokens) > kMaxTokens)
     return "K * block_tokens is over 2^29";
-  if (int64_t{p.NP} * p.Hkv > kMaxElements / (p.T * p.D))
+  if (int64_t{p.NP} * p.Hkv > kMaxElements / (int64_t{p.T} * p.D))
     return "a pool has 2^31 elements or more";
   if (p.activation == Type::s8) return "q is neither float32 nor float16";
   if (p.storage != Type::s8 && p.storage != p.activation)
@@ -69,7 +69,8 @@ inline const char* problem(const ReadParams& p) {
 // takes one tile and one of `splits` parts of what it attends. `streamed`: the tile's queries have
 // lists of selected blocks, which are merged on the way.
 struct Plan {
-  int group, queries, tiles, row_warps, splits;
+  int group, queries, tiles, splits;
+  int row_warps;  // that a tile's rows take; the other warps share the tokens with them
   bool streamed;
 };
 
@@ -96,12 +97,11 @@ inline Plan plan(const ReadParams& p) {
   Plan plan{};
   plan.group = p.H / p.Hkv;
   plan.streamed = p.select && p.S > kFewQueries;
-  const int most_rows = p.D > 128 ? 2 * kRows : 4 * kRows;
+  const int most_rows = p.D > 128 ? 2 * kMostRows : 4 * kMostRows;
   const bool tiled = plan.streamed || !p.select;
   plan.queries = tiled ? std::max(1, std::min({kLanes, most_rows / plan.group, p.S})) : 1;
   plan.tiles = (p.S + plan.queries - 1) / plan.queries;
   const int rows = plan.queries * plan.group;
-  plan.row_warps = rows <= kRows ? 1 : rows <= 2 * kRows ? 2 : 4;
   const int64_t blocks = std::max<int64_t>(1, int64_t{p.B} * p.Hkv * plan.tiles);
   const int64_t splits =
       std::min(kBlocks / blocks, most_tokens(p) / least_tokens(rows, storage_bytes(p)));
@@ -115,7 +115,7 @@ inline size_t workspace_bytes(const ReadParams& p) {
   const int group = p.H / p.Hkv;
   const int64_t rows = int64_t{p.B} * p.S * p.H;
   const int64_t by_tokens = rows * (most_tokens(p) / least_tokens(group, storage_bytes(p)));
-  const int most_queries = p.select ? 1 : std::min(p.S, std::max(1, 4 * kRows / group));
+  const int most_queries = p.select ? 1 : std::min(p.S, std::max(1, 4 * kMostRows / group));
   const int64_t by_blocks = int64_t{kBlocks} * most_queries * group;
   return static_cast<size_t>(std::min(by_tokens, by_blocks)) * sizeof(float) *
          static_cast<size_t>(p.D + 2);

@@ -1,5 +1,5 @@
-// Attention of 16 rows by one warp with scalar arithmetic in FP32: for FP32, and for architectures
-// whose tensor cores want their operands in shared memory.
+// Attention of 16 rows (8 if D > 128) by one warp with scalar arithmetic in FP32: for FP32, and for
+// architectures whose tensor cores want their operands in shared memory.
 //
 // Keys and values go through shared memory in chunks of up to 128 bytes of each of 32 tokens, loaded
 // 16 bytes a lane. For keys a lane has a token: it forms the scores of all rows. For values a lane
@@ -7,6 +7,13 @@
 #pragma once
 #include "attended_set.cuh"
 #include "vectors.cuh"
+
+// Left alone, nvcc unrolls these loops until registers run out.
+#ifdef GPU_COMPILED_FOR_DEVICE
+#define SHARED_KV_UNROLL(times) _Pragma(#times)
+#else
+#define SHARED_KV_UNROLL(times)
+#endif
 
 namespace edgepool {
 namespace shared_kv_attention {
@@ -19,12 +26,15 @@ class Simt {
   using Activation = T;
   using Storage = P;
   static constexpr int kColumns = DP;
+  static constexpr int kRows = DP > 128 ? kMostRows / 2 : kMostRows;  // as registers allow
+  static constexpr int kBlocks = 2;  // on a multiprocessor, as registers allow
 
  private:
   static constexpr int kBytes = sizeof(P);
   static constexpr int kChunk = DP * kBytes < 128 ? DP * kBytes : 128;
   static constexpr int kChunks = DP * kBytes / kChunk;
   static constexpr int kVectors = kChunk / 16;  // of a token's chunk; also loads of a lane
+  static constexpr int kTogether = kLanes / kVectors;  // tokens that the lanes load at once
   static constexpr int kPerVector = 16 / kBytes;
   static constexpr int kLaneBytes = kChunk / kLanes;
   static constexpr int kPerLane = kLaneBytes / kBytes;
@@ -39,19 +49,17 @@ class Simt {
 
   // Queries times scale * log2(e), so that weights are powers of two; zeros where there is none.
   static GPU_DEVICE void load_queries(const Job& job, const Tile& tile, unsigned char* shared) {
-    constexpr int kElements = 16 / static_cast<int>(sizeof(T)), kWords = 4 / static_cast<int>(sizeof(T));
-    const ReadParams& in = job.in;
+    constexpr int kWords = 4 / static_cast<int>(sizeof(T)), kElements = 4 * kWords;
+    const int D = job.in.D;
     const float factor = job.in.scale * kLog2e;
     float* queries = reinterpret_cast<float*>(shared);
     const int vectors = job.plan.row_warps * kRows * DP / kElements;
     for (int i = static_cast<int>(threadIdx.x); i < vectors; i += kThreads) {
       const int row = i * kElements / DP, column = i * kElements % DP;
-      const int query = row / job.plan.group;
       Vector<16> v = zero_vector<16>();
-      if (query < tile.count && column < in.D) {
-        const int64_t at = (int64_t{tile.b} * in.S + tile.query + query) * in.H +
-                           tile.kv_head * job.plan.group + row % job.plan.group;
-        v = load_vector<16>(static_cast<const T*>(job.in.q) + at * in.D + column);
+      if (row / job.plan.group < tile.count && column < D) {
+        const auto* q = static_cast<const T*>(job.in.q) + place_of_row(job, tile, row) * D;
+        v = load_vector<16>(q + column);
       }
       GPU_UNROLL
       for (int w = 0; w < 4; ++w) {
@@ -98,7 +106,8 @@ class Simt {
     }
     weigh(job, score, tokens[lane_]);
     sum_weights(score, tokens[lane_].v_scale);
-    const int count = kStep - __clz(static_cast<int>(__ballot_sync(kAll, tokens[lane_].queries != 0)));
+    const unsigned seen = __ballot_sync(kAll, tokens[lane_].queries != 0);
+    const int count = kStep - __clz(static_cast<int>(seen));
     GPU_UNROLL
     for (int c = 0; c < kChunks; ++c)
       if (c < chunks_) {
@@ -110,7 +119,10 @@ class Simt {
 
   // Highest score and sum of weights of each row, into sums[kRows].
   GPU_DEVICE void summarize(float2* sums) {
-    const float sum = sum_ + __shfl_xor_sync(kAll, sum_, kRows);
+    float sum = sum_;
+    GPU_UNROLL
+    for (int other = kLanes / 2; other >= kRows; other /= 2)
+      sum += __shfl_xor_sync(kAll, sum, other);
     if (lane_ < kRows) sums[lane_] = make_float2(most_, sum);
   }
 
@@ -131,13 +143,12 @@ class Simt {
  private:
   // Loads this lane's part of a chunk of the step's tokens.
   GPU_DEVICE void fetch(const void* pool, const Token* tokens, int chunk) {
+    const int column = (chunk * kChunk + lane_ % kVectors * 16) / kBytes;
     GPU_UNROLL
     for (int i = 0; i < kVectors; ++i) {
-      const int place = i * kLanes + lane_;
-      const Token& token = tokens[place / kVectors];
-      const int column = (chunk * kChunk + place % kVectors * 16) / kBytes;
+      const Token& token = tokens[i * kTogether + lane_ / kVectors];
       fetched_[i] = token.queries && column < D_
-                        ? load_vector<16>(static_cast<const P*>(pool) + int64_t{token.row} * D_ + column)
+                        ? load_vector<16>(part_of<P>(pool, token, D_, column))
                         : zero_vector<16>();
     }
   }
@@ -145,18 +156,17 @@ class Simt {
   // Puts what was fetched where all lanes read it.
   GPU_DEVICE void stash() {
     __syncwarp();
+    unsigned char* mine = stage_ + lane_ / kVectors * kStride + lane_ % kVectors * 16;
     GPU_UNROLL
-    for (int i = 0; i < kVectors; ++i) {
-      const int place = i * kLanes + lane_;
-      *reinterpret_cast<Vector<16>*>(stage_ + place / kVectors * kStride + place % kVectors * 16) =
-          fetched_[i];
-    }
+    for (int i = 0; i < kVectors; ++i)
+      *reinterpret_cast<Vector<16>*>(mine + i * kTogether * kStride) = fetched_[i];
     __syncwarp();
   }
 
   GPU_DEVICE void score_chunk(float (&score)[kRows], int chunk) const {
     constexpr int kWord = 4 / kBytes;
     const int vectors = min(kVectors, (D_ * kBytes - chunk * kChunk) / 16);
+    SHARED_KV_UNROLL(unroll 1)
     for (int i = 0; i < vectors; ++i) {
       const auto key = *reinterpret_cast<const Vector<16>*>(stage_ + lane_ * kStride + i * 16);
       const float* query = queries_ + (chunk * kChunk + i * 16) / kBytes;
@@ -220,6 +230,7 @@ class Simt {
   }
 
   GPU_DEVICE void mix_chunk(int chunk, int count) {
+    SHARED_KV_UNROLL(unroll 2)
     for (int t = 0; t < count; ++t) {
       float x[4 / kBytes];
       const unsigned char* at = stage_ + t * kStride + lane_ * kLaneBytes;
@@ -247,7 +258,7 @@ class Simt {
   float* weights_;         // [kStep][kWeightStride]
   Vector<16> fetched_[kVectors];
   float most_ = -INFINITY;  // of row lane % kRows
-  float sum_ = 0;           // of that row's weights of every second token
+  float sum_ = 0;           // of that row's weights, of some of the tokens
   float mixed_[kRows][kChunks][kPerLane];
 };
 

@@ -22,6 +22,8 @@ class Tensor {
   using Activation = __half;
   using Storage = P;
   static constexpr int kColumns = DP;
+  static constexpr int kRows = 16;
+  static constexpr int kBlocks = DP > 64 ? 2 : 3;  // on a multiprocessor, as registers allow
 
  private:
   static constexpr int kBytes = sizeof(P);
@@ -30,12 +32,16 @@ class Tensor {
   static constexpr int kKeyChunks = DP * kBytes / 64;
   static constexpr int kKeySteps = kKeyElements / 4;  // products along k (16) that a chunk makes
   static constexpr int kKeyTiles = kStep / 8;
-  static constexpr int kKeysAhead = kKeyChunks > 4 ? 2 : kKeyChunks;  // chunks; as registers allow
+  // Whether loads start before what they must wait for is done, as registers allow; how many chunks
+  // of keys then do, and how many are held at once.
+  static constexpr bool kEarly = DP <= 128;
+  static constexpr int kKeysAhead = !kEarly ? 0 : kKeyChunks < 2 ? 1 : 2;
+  static constexpr int kKeysHeld = kKeysAhead ? kKeysAhead : 1;
   // Values: 8 lanes load 64 or 128 bytes of a token at once.
-  static constexpr int kValueBytes = DP * kBytes < 128 ? 8 : 16;
+  static constexpr int kValueBytes = DP * kBytes < 128 || (kBytes == 1 && !kEarly) ? 8 : 16;
   static constexpr int kValueElements = kValueBytes / kBytes;
   static constexpr int kValueChunks = DP * kBytes / (8 * kValueBytes);
-  static constexpr int kValuesAhead = kValueChunks < 2 ? kValueChunks : 2;
+  static constexpr int kValuesAhead = !kEarly || kValueChunks < 2 ? 1 : 2;
 
  public:
   static constexpr int kQueryBytes = kRows * DP * static_cast<int>(sizeof(__half));
@@ -96,17 +102,17 @@ class Tensor {
       if (c * 4 * kKeyElements >= D_) break;
       if (c >= kKeysAhead)
         GPU_UNROLL
-        for (int t = 0; t < kKeyTiles; ++t) keys_[c % kKeysAhead][t] = load_key(job, tokens, c, t);
-      score_chunk(score, keys_[c % kKeysAhead], c);
+        for (int t = 0; t < kKeyTiles; ++t) keys_[c % kKeysHeld][t] = load_key(job, tokens, c, t);
+      score_chunk(score, keys_[c % kKeysHeld], c);
     }
     Vector<kValueBytes> values[kValuesAhead][4];
-    load_values(job, tokens, 0, 0, values);
+    if (kEarly) load_values(job, tokens, 0, 0, values);
     weigh(score, tokens);
     GPU_UNROLL
     for (int half = 0; half < 2; ++half)
       GPU_UNROLL
       for (int c = 0; c < kValueChunks; c += kValuesAhead) {
-        if (half || c) load_values(job, tokens, half * 16, c, values);
+        if (!kEarly || half || c) load_values(job, tokens, half * 16, c, values);
         mix(score, half * 2, c, values);
       }
   }
@@ -142,19 +148,16 @@ class Tensor {
 
  private:
   static GPU_DEVICE Vector<8> query_part(const Job& job, const Tile& tile, int row, int column) {
-    const ReadParams& in = job.in;
-    const int query = row / job.plan.group;
-    if (query >= tile.count || column >= in.D) return zero_vector<8>();
-    const int64_t at = (int64_t{tile.b} * in.S + tile.query + query) * in.H +
-                       tile.kv_head * job.plan.group + row % job.plan.group;
-    return load_vector<8>(static_cast<const __half*>(job.in.q) + at * in.D + column);
+    if (row / job.plan.group >= tile.count || column >= job.in.D) return zero_vector<8>();
+    const auto* q = static_cast<const __half*>(job.in.q);
+    return load_vector<8>(q + place_of_row(job, tile, row) * job.in.D + column);
   }
 
   GPU_DEVICE Vector<16> load_key(const Job& job, const Token* tokens, int chunk, int tile) const {
     const Token& token = tokens[tile * 8 + lane_ / 4];
     const int column = (chunk * 4 + lane_ % 4) * kKeyElements;
     if (!token.queries || column >= D_) return zero_vector<16>();
-    return load_vector<16>(static_cast<const P*>(job.in.k_pool) + int64_t{token.row} * D_ + column);
+    return load_vector<16>(part_of<P>(job.in.k_pool, token, D_, column));
   }
 
   // Chunks `chunk` and following of 16 tokens' values.
@@ -167,8 +170,7 @@ class Tensor {
       for (int c = 0; c < kValuesAhead; ++c) {
         const int column = ((chunk + c) * 8 + lane_ / 4) * kValueElements;
         values[c][i] = token.queries && column < D_
-                           ? load_vector<kValueBytes>(static_cast<const P*>(job.in.v_pool) +
-                                                      int64_t{token.row} * D_ + column)
+                           ? load_vector<kValueBytes>(part_of<P>(job.in.v_pool, token, D_, column))
                            : zero_vector<kValueBytes>();
       }
     }
@@ -212,7 +214,7 @@ class Tensor {
                              (kBytes == 1 && largest > unit_)))
       rebase(most, largest);
 
-    const float per_unit = 1.f / unit_;
+    const float per_unit = __fdividef(1.f, unit_);
     GPU_UNROLL
     for (int t = 0; t < kKeyTiles; ++t)
       GPU_UNROLL
@@ -241,8 +243,9 @@ class Tensor {
       largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 1));
       largest = fmaxf(largest, __shfl_xor_sync(kAll, largest, 2));
       if (largest > unit_) {
-        shrink[0] *= unit_ / largest;
-        shrink[1] *= unit_ / largest;
+        const float by = __fdividef(unit_, largest);
+        shrink[0] *= by;
+        shrink[1] *= by;
         unit_ = largest;
       }
     }
@@ -292,7 +295,7 @@ class Tensor {
   int query_[2];                // of this lane's rows, lane / 4 and lane / 4 + 8
   float most_[2], sum_[2];      // of those rows; the sum over this lane's tokens
   float unit_ = FLT_MIN;
-  Vector<16> keys_[kKeysAhead][kKeyTiles];
+  Vector<16> keys_[kKeysHeld][kKeyTiles];
   float mixed_[kValueChunks][kValueElements][4];
 };
 

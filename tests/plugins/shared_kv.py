@@ -190,16 +190,27 @@ def execute(
     sm: int,
     write: bool = True,
     schedule: str = "seq",
+    shift: int = 0,
 ) -> dict[str, np.ndarray]:
-    """`out` and the state as the kernel of SharedKVAttention (or SharedKVRead) leaves them."""
+    """`out` and the state as the kernel of SharedKVAttention (or SharedKVRead) leaves them.
+
+    With `shift`, pools have that many pages more, at their beginning.
+    """
     library.imitate(sm, schedule)
     library.reset()
     library.c.workspace_bytes.restype = ctypes.c_size_t
     with library.memory() as memory:
-        address = {name: memory.put(data[name]) for name in INPUTS}
-        read = {name: address[name] for name, _ in FIELDS if name in address}
-        size = library.c.workspace_bytes(ctypes.byref(parameters(case, data)))
+        address = {}
+        read: dict[str, Any] = {"NP": data["k_pool"].shape[0] + shift}
+        for name in INPUTS:
+            before = data[name][0].nbytes * shift if name in STATE else 0
+            start = memory.allocate(before + data[name].nbytes)
+            memory.write(start + before, data[name])
+            address[name] = start + before
+            if name not in ("k", "v"):
+                read[name] = start
         address["out"] = memory.allocate(data["q"].nbytes)
+        size = library.c.workspace_bytes(ctypes.byref(parameters(case, data)))
         workspace = memory.allocate(size)
         params = parameters(case, data, **read, out=address["out"], workspace=workspace)
         if write:

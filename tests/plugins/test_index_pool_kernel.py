@@ -354,63 +354,6 @@ def test_refuses(library: emulated.Library, changed: dict[str, int], reason: str
     assert library.c.launch(ctypes.byref(params)) == 1  # cudaErrorInvalidValue
 
 
-# Faults planted in a copy of the kernel, each of which the cases must show.
-FAULTS = {
-    "page off by one": ("place / per_page,", "place / per_page + 1,"),
-    "pool at the wrong place of its page": ("+ place % per_page,", "+ (place + 1) % per_page,"),
-    "stale tail": ("token >= total ||", "token >= p.ratio ||"),
-    "tail of the wrong token": ("closed * p.ratio + slot;", "(closed - 1) * p.ratio + slot;"),
-    "scale of the wrong token": ("gpu::store(scales + slot,", "gpu::store(scales + (slot ^ 1),"),
-    "null page written": ("if (page == 0) result.end = 0;", ""),
-    "member of the wrong head": ("token - opened) * p.Hs + h)", "token - opened) * p.Hs)"),
-    "member off by one": ("first_token + i, 0) + c", "first_token + i + (i > 0), 0) + c"),
-    "unaligned load": ("token, part) + c)));", "token, part) + c + 1)));"),
-    "no renormalisation": ("sum += logits[i] = logits[i] < least", "logits[i] = logits[i] < least"),
-    "norm of the average": ("? lane.mean_norm() : 0", "? 1 : 0"),
-}
-MISSING_BARRIERS = {
-    "tail before its pool is read": (
-        "    __syncthreads();  // the first pool",
-        "    // the first pool",
-    ),
-    "fusion before the pools are there": (
-        "__syncthreads();\n      fuse_pools<T>(p, shared, h, pools);",
-        "fuse_pools<T>(p, shared, h, pools);",
-    ),
-    "result before the fusion is done": (
-        "fuse_pools<T>(p, shared, h, pools);\n      __syncthreads();",
-        "fuse_pools<T>(p, shared, h, pools);",
-    ),
-}
-
-
-def fails(library: emulated.Library) -> bool:
-    """Whether a few cases show that the library is wrong."""
-    few = [replace(c, length=9, per_page=3, in_place=i % 2 == 0) for i, c in enumerate(MODES)]
-    for seed, case in enumerate(few * 3):
-        library.imitate((72, 80)[seed % 2], SCHEDULES[seed % 5])
-        case = replace(case, seed=seed)
-        data = inputs(case)
-        try:
-            assert_same(case, execute(library, case, data), define(case, data))
-        except AssertionError:
-            return True
-    return False
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FAULTS)
-def test_planted_fault_is_caught(name: str) -> None:
-    assert fails(emulated.variant("index_pool", "index_pool", FAULTS[name]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MISSING_BARRIERS)
-def test_missing_barrier_is_caught(name: str) -> None:
-    change = MISSING_BARRIERS[name]
-    assert fails(emulated.variant("index_pool", "index_pool", change, kind="checked"))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["asan", "checked"])
 def test_under_watch(kind: str) -> None:

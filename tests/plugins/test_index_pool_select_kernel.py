@@ -336,3 +336,141 @@ def test_any_bits(library: emulated.Library, split: emulated.Library, part: int)
         assert ((selected >= -1) & (selected < max(case.columns * 4 // case.block, 1))).all()
         later, earlier = selected[..., 1:], selected[..., :-1]
         assert ((later > earlier) | (later == -1)).all()
+
+
+@pytest.mark.parametrize("context", [4096, 65536, 1 << 20])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(dim=128, block=1, k=512),  # a learned index, 2,048 tokens
+        Case(dim=128, block=1, k=512, activation=np.float32),
+        Case(dim=64, block=4, k=55, queries=3, heads=3, quantised=False),  # keys of SmolLM2
+        Case(dim=128, block=4, k=55, heads=2, scoring="softmax"),
+    ],
+    ids=["learned", "scalar", "half", "softmax"],
+)
+def test_bytes_of_decode(library: emulated.Library, case: Case, context: int) -> None:
+    """A step reads the index once; all else is within 15 % of that, at any context."""
+    case = replace(case, columns=context // 16, heads=1 if context > 65536 else case.heads)
+    data = inputs(case)
+    data["page_table"] = np.arange(1, case.columns + 1, dtype=np.int32)[None]
+    data["past_len"][:], data["new_len"][:] = context - 1, 1
+    library.imitate(80 if case.activation == np.float16 else 72)
+    selected = execute(library, case, data)
+    assert (selected >= 0).all()
+    pools = context // case.ratio
+    storage = data["index_pool"].itemsize
+    vector = case.dim * storage + (4 if case.quantised else 0)
+    minimum = case.heads * pools * vector + 4 * case.columns + selected.nbytes + data["q"].nbytes
+    if case.scoring == "softmax":  # affinities, written and read
+        minimum += case.heads * pools * case.queries * 8
+    assert minimum <= library.bytes_moved() + vector * case.block <= 1.15 * minimum
+
+
+def test_index_beyond_two_gigabytes(library: emulated.Library) -> None:
+    """Offsets are 64 bits wide: the last pages of an index of 2^31 + 2^26 elements are read."""
+    if emulated.KIND != "plain":
+        pytest.skip("the watched builds keep a shadow of every byte")
+    case = Case(dim=256, per_page=8, columns=4, block=1, k=3, exact=True, heads=1)
+    data = inputs(case)
+    per_page = case.per_page * case.dim
+    pages = ((1 << 31) + (1 << 26)) // per_page
+    far = np.arange(pages - 4, pages, dtype=np.int32)[None]
+    data["past_len"][:], data["new_len"][:] = 4 * 32 - 1, 1
+    near = dict(data, page_table=np.arange(1, 5, dtype=np.int32)[None])
+    scores = float64_scores(case, near)
+    library.reset()
+    values = parameters(case, data)
+    with library.memory() as memory:
+        values.update((name, memory.put(array)) for name, array in data.items())
+        index, scale = memory.allocate(pages * per_page), memory.allocate(pages * 32)
+        memory.write(index + (pages - 4) * per_page, data["index_pool"][:, 1:5])
+        memory.write(scale + (pages - 4) * 32, data["index_scale"][:, 1:5])
+        like = np.empty((1, 1, 1, case.k), np.int32)
+        values.update(
+            NP=pages,
+            index_pool=index,
+            index_scale=scale,
+            page_table=memory.put(far),
+            selected=memory.allocate(like.nbytes),
+            workspace=memory.allocate(1 << 16),
+            workspace_size=1 << 16,
+        )
+        params = emulated.structure(FIELDS, values)
+        assert library.c.launch(ctypes.byref(params)) == 0 and library.faults() == []
+        assert_best(memory.get(values["selected"], like), scores, exact=True)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"Di": 24}, "Di is no multiple of 16"),
+        ({"Hq": 65}, "Hq is not within 1 and 64"),
+        ({"Hq": 64, "Di": 1024}, "Hq * Di is too large"),
+        ({"block": 3}, "block does not divide the pools of a page"),
+        ({"block": 0}, "block does not divide the pools of a page"),
+        ({"ratio": 0}, "ratio is below 1"),
+        ({"k": -1}, "k is negative"),
+        ({"sinks": -1}, "window or sinks is negative"),
+        ({"MP": 1 << 30}, "a sequence has over 2^30 pools"),
+        ({"U": 1 << 17}, "a page has over 32,768 pools"),
+        ({"activation": 2}, "q is neither float32 nor float16"),
+        ({"storage": 0}, "index_pool is neither int8 nor of the type of q"),
+        ({"S": -1}, "a size is negative or zero"),
+    ],
+)
+def test_refuses(library: emulated.Library, changed: dict[str, int], reason: str) -> None:
+    case = Case()
+    values = parameters(case, inputs(case))
+    assert library.c.problem(ctypes.byref(emulated.structure(FIELDS, values))) is None
+    params = emulated.structure(FIELDS, {**values, **changed})
+    assert library.c.problem(ctypes.byref(params)).decode() == reason
+    assert library.c.launch(ctypes.byref(params)) == 1  # cudaErrorInvalidValue
+
+
+def test_refuses_a_small_workspace(library: emulated.Library) -> None:
+    case = Case()
+    values = parameters(case, inputs(case))
+    size = library.c.workspace_bytes(ctypes.byref(emulated.structure(FIELDS, values)))
+    values["workspace_size"] = size - 1
+    assert library.c.launch(ctypes.byref(emulated.structure(FIELDS, values))) == 1
+
+
+@given(
+    batch=st.integers(1, 64),
+    length=st.integers(1, 4096),
+    pages=st.integers(0, 1 << 16),
+    scoring=st.sampled_from(SCORINGS),
+    smaller=st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1)),
+)
+def test_workspace_for_the_largest_sizes_is_enough(
+    library: emulated.Library,
+    batch: int,
+    length: int,
+    pages: int,
+    scoring: str,
+    smaller: tuple[float, float, float],
+) -> None:
+    """TensorRT asks once, with the largest sizes; every smaller launch runs in that."""
+    case = Case(batch=batch, length=length, scoring=scoring, k=0)
+    data = inputs(Case())
+
+    def values(share: tuple[float, float, float]) -> dict[str, Any]:
+        b, s, m = (int(n * x) for n, x in zip((batch, length, pages), share))
+        return {**parameters(case, data), "B": b, "S": s, "MP": m}
+
+    def workspace(share: tuple[float, float, float]) -> int:
+        return library.c.workspace_bytes(ctypes.byref(emulated.structure(FIELDS, values(share))))
+
+    largest = workspace((1, 1, 1))
+    one = values(smaller)
+    one.update(B=min(one["B"], 1), S=min(one["S"], 1), workspace_size=largest)
+    assert library.c.workspace_bytes(ctypes.byref(emulated.structure(FIELDS, one))) <= largest
+    assert largest < 1 << 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["asan", "checked"])
+def test_under_watch(kind: str) -> None:
+    """All of the above with every access watched."""
+    emulated.run_tests(__file__, kind)
