@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -83,17 +85,17 @@ def write_model(
     model: onnx.ModelProto,
     weights: Sequence[Weight],
     path: Path,
-    external_over: int = EXTERNAL_OVER,
     report: Report = silent,
+    twin: Path | None = None,
 ) -> None:
     """Write `model`, whose weights are graph inputs, with `weights` as initialisers.
 
     The file is put together field by field, so that no more than one tensor is in memory. Weights
-    of more than `external_over` bytes go to `<name>.data` beside the file.
+    of more than EXTERNAL_OVER bytes go to `<name>.data` beside the file; where `twin`, a model with
+    the same weights, has that file already, it is linked (or copied, where the disk has no links).
     """
     model = without_weights(model, [weight.name for weight in weights])
-    total = sum(weight.nbytes for weight in weights)
-    data = path.with_name(path.name + ".data") if total > external_over else None
+    data = data_of(path) if is_external(weights) else None
     entries, offset = [], 0
     for weight in weights:
         head = onnx.TensorProto(dims=weight.shape, data_type=weight.dtype, name=weight.name)
@@ -119,12 +121,27 @@ def write_model(
             if data is None:
                 _write(file, weight)
                 report("writing weights", i + 1, len(weights))
-    if data is not None:
+    if data is not None and twin is not None:
+        try:
+            os.link(data_of(twin), data)
+        except OSError:
+            shutil.copyfile(data_of(twin), data)
+    elif data is not None:
         with data.open("wb") as file:
             for i, weight in enumerate(weights):
                 file.seek(_aligned(file.tell()))
                 _write(file, weight)
                 report("writing weights", i + 1, len(weights))
+
+
+def is_external(weights: Sequence[Weight]) -> bool:
+    """Whether the weights are written beside the model."""
+    return sum(weight.nbytes for weight in weights) > EXTERNAL_OVER
+
+
+def data_of(path: Path) -> Path:
+    """The file beside a model that holds its weights."""
+    return path.with_name(path.name + ".data")
 
 
 def without_weights(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
