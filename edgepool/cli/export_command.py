@@ -37,9 +37,8 @@ def command(
     with console.progress() as report:
         bundle = export(model, options, report)
     manifest = bundle.manifest
-    size = sum(record["bytes"] for record in manifest["files"].values())
     if json:
-        record = {"bundle": str(output), "bytes": size}
+        record = {"bundle": str(output), "bytes": bundle.size}
         keys = ("opset", "dtype", "functions", "variants", "parity")
         console.print_json({**record, **{key: manifest[key] for key in keys}})
         return
@@ -54,4 +53,8 @@ def command(
                 parity["selections"],
             )
         )
-    console.note("wrote %s (%s)" % (output, console.bytes_text(size)))
+        if parity["selections"] and not parity["choices"]:
+            console.note("note: the prompts were too short for the index to leave a block out")
+        if "float16" in parity:
+            console.note("computed in float16, every value is finite and within its limit")
+    console.note("wrote %s (%s)" % (output, console.bytes_text(bundle.size)))

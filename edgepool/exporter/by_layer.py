@@ -24,9 +24,11 @@ from torch import Tensor, nn
 from ..checkpoint import Checkpoint
 from ..config import ModelConfig, StateSpec, state_specs
 from ..model import Model, new_state
+from ..model.layer import Layer
 from ..model.rope import rotation
 from ..model.step import Step as Shared
 from ..progress import Report, silent
+from .half import HalfLayers, in_half
 from .parity import (
     Observe,
     Outcome,
@@ -34,14 +36,14 @@ from .parity import (
     Reference,
     measure_state,
     relative_difference,
-    selection_flips,
     step_inputs,
 )
 from .probe import FED, Probe, cut, feed, selections
 from .schedule import Schedule, Step, plan
 from .weights import release
 
-SHORT, LONG = 96, 4096  # tokens of the prompt; most tokens of the long context
+SHORT, LONG = 96, 16384  # tokens of the prompt; most tokens of the long context
+AFTER = 6  # tokens that are run behind the long context
 LOGIT_BLOCK = 8192  # rows of the LM head at a time
 
 
@@ -73,15 +75,17 @@ def compare(
     report: Report = silent,
     seen: Callable[[Reference], None] = lambda reference: None,
     observe: Observe = lambda mine, theirs: None,
+    half: HalfLayers | None = None,
 ) -> Outcome:
     """Compare every layer of a graph (from `probe.read_graph`) with PyTorch.
 
     seen is called with the steps of the first track; observe with what every layer and the LM head
-    give in every step, and with a layer's state after the last.
+    give in every step, and with a layer's state after the last. half judges all steps in float16.
     """
     config = checkpoint.config
-    tracks = [_prompt_track(config, schedule), _long_track(config)]
-    outcome = Outcome.of(dtype, sum(track.schedule.tokens for track in tracks), by_layer=True)
+    tracks = [_prompt_track(schedule), *_long_track(config)]
+    outcome = Outcome.of(dtype, by_layer=True)
+    outcome.tokens = sum(int(step.new_len.sum()) for track in tracks for step in track.steps)
     names = dict(zip(filter(config.selects, range(config.num_layers)), selections(graph)))
     fed = onnx.ModelProto()
     fed.CopyFrom(graph)
@@ -92,16 +96,22 @@ def compare(
         _begin(track, model, checkpoint.weights)
     for layer in range(config.num_layers):
         _load(model.layers[layer], f"layers.{layer}.", checkpoint.weights)
+        if half is not None:
+            with torch.device("meta"):
+                half.layer = Layer(config, layer)
+            _load(half.layer, f"layers.{layer}.", checkpoint.weights, torch.float16)
         probe = _layer_probe(fed, folder, config, layer, names)
         for track in tracks:
-            _one_layer(track, model.layers[layer], layer, config, probe, names, outcome, observe)
+            one = (track, model.layers[layer], layer, config, probe, names, outcome, observe, half)
+            _one_layer(*one)
         model.layers[layer].to("meta")
         outcome.steps += 1
         report("comparing layers with PyTorch", layer + 1, config.num_layers)
     _load(model.norm, "norm.", checkpoint.weights)
     end = f"hidden.{config.num_layers - 1}"
     head = Probe(cut(fed, ["logits"], [end]), folder)
-    logits = [_head(track, model, checkpoint, head, end, outcome, observe) for track in tracks]
+    ends = (model, checkpoint, head, end, outcome, observe, half)
+    logits = [_head(track, *ends) for track in tracks]
     for i, step in enumerate(tracks[0].steps):
         track, after = tracks[0], tracks[0].shared[i].state
         updated = [after[spec.name] for spec in state_specs(config)]
@@ -109,25 +119,33 @@ def compare(
     return outcome
 
 
-def _prompt_track(config: ModelConfig, schedule: Schedule) -> Track:
+def _prompt_track(schedule: Schedule) -> Track:
     return Track(schedule, list(schedule.prefill), random_state=False)
 
 
-def _long_track(config: ModelConfig) -> Track:
-    """Steps of 4, 1 and 1 tokens behind a context twice as long as what is attended."""
-    budgets = [config.attended_tokens(i, LONG // 2) for i in range(config.num_layers)]
-    long = min(2 * max(budgets), LONG, config.max_context - 6)
-    past = max(long // config.page_size, 1) * config.page_size
-    short = plan(config, [], decode=6, longest=past)
-    table, length = short.page_table[:1], min(past, config.max_context - 6)
-    steps, ids = [], np.array([short.prompts[0][:6]], np.int32)
+def _long_track(config: ModelConfig) -> list[Track]:
+    """Steps of 4, 1 and 1 tokens behind a context twice as long as what is attended.
+
+    None where the model's context has no room for a page and these: then nothing is left out.
+    """
+    budgets = [
+        config.attended_tokens(i, config.max_context)
+        for i, kind in enumerate(config.layer_types)
+        if kind != "full"
+    ]
+    long = min(2 * max(budgets, default=SHORT), LONG, config.max_context - AFTER)
+    past = long // config.page_size * config.page_size
+    if past <= 0:
+        return []
+    short = plan(config, [], decode=AFTER, longest=past)
+    steps, ids = [], np.array([short.prompts[0][:AFTER]], np.int32)
     for begin, count in ((0, 4), (4, 1), (5, 1)):
-        at = np.array([length + begin], np.int32)
+        at = np.array([past + begin], np.int32)
         steps.append(Step(ids[:, begin : begin + count], at, np.array([count], np.int32)))
     one = dataclasses.replace(
-        short, prompts=((0,) * 6,), page_table=table, prefill=tuple(steps), decode=0
+        short, page_table=short.page_table[:1], prefill=tuple(steps), decode=0
     )
-    return Track(one, steps, random_state=True)
+    return [Track(one, steps, random_state=True)]
 
 
 def _begin(track: Track, model: Model, weights: Mapping[str, Tensor]) -> None:
@@ -146,11 +164,16 @@ def _begin(track: Track, model: Model, weights: Mapping[str, Tensor]) -> None:
     release(weights["embed.weight"])
 
 
-def _load(module: nn.Module, prefix: str, weights: Mapping[str, Tensor]) -> None:
-    """Give a module on the meta device its weights in float32."""
+def _load(
+    module: nn.Module,
+    prefix: str,
+    weights: Mapping[str, Tensor],
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Give a module on the meta device its weights in a dtype."""
     loaded = {}
     for name, _ in module.named_parameters():
-        loaded[name] = weights[prefix + name].float()
+        loaded[name] = weights[prefix + name].to(dtype)
         if loaded[name] is not weights[prefix + name]:
             release(weights[prefix + name])
     module.load_state_dict(loaded, assign=True)
@@ -180,6 +203,7 @@ def _one_layer(
     names: dict[int, str],
     outcome: Outcome,
     observe: Observe,
+    half: HalfLayers | None,
 ) -> None:
     """All steps of a track through one layer, on both sides."""
     own = _own_state(config, layer)
@@ -193,21 +217,22 @@ def _one_layer(
             **{f"{name}_out": x.numpy() for name, x in shared.state.items()},
             f"hidden.{layer - 1}": track.x[i].numpy(),
         }
+        before, given = in_half(shared) if half is not None else None, track.x[i]
         with Recorder() as recorder:
-            track.x[i] = module(track.x[i], shared)
+            track.x[i] = module(given, shared)
         state = {spec.name: shared.state[spec.name] for spec in own}
         chosen = {names[n]: x.numpy() for n, x in shared.selected.items() if n in names}
         got = probe.run({**values, **{FED + name: x for name, x in chosen.items()}})
         rounded = measure_state(outcome, own, state, got)
         if recorder.selected:
-            flips, count = selection_flips(got[names[layer]], recorder.selected[0])
-            outcome.selection_flips += flips
-            outcome.selections += count
+            outcome.add_selection(got[names[layer]], recorder.selected[0])
         theirs = track.x[i].numpy()
         real = np.arange(theirs.shape[1]) < step.new_len[:, None]
         name = f"hidden.{layer}"
         outcome.add_layer(relative_difference(got[name][real], theirs[real]), rounded)
         observe({name: got[name][real]}, {name: theirs[real]})
+        if half is not None and before is not None:
+            half.add(f"layers.{layer}.", given, before, recorder.selected, theirs, real)
         if not track.random_state:
             track.hidden[i].append(theirs)
     outs = {f"{name}_out": x.numpy() for name, x in state.items()}
@@ -244,6 +269,7 @@ def _head(
     end: str,
     outcome: Outcome,
     observe: Observe,
+    half: HalfLayers | None,
 ) -> list[np.ndarray]:
     """Logits of every step: PyTorch's, a part of the vocabulary at a time."""
     tied = checkpoint.config.tie_embeddings
@@ -260,5 +286,8 @@ def _head(
         outcome.add_logits(got[step.real], theirs[step.real])
         observe({"logits": got[step.real]}, {"logits": theirs[step.real]})
         results.append(theirs)
+        if half is not None:
+            real = step.real
+            half.add_head(model.norm, picked[real], weight.split(LOGIT_BLOCK), theirs[real])
     release(weight)
     return results

@@ -4,39 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import onnx
 import torch
 
 from .. import __version__, bundle
 from ..bundle import Bundle
-from ..checkpoint import Checkpoint, load
+from ..checkpoint import load
 from ..config import ModelConfig
 from ..errors import BadInput, GateFailed
-from ..model import Model
 from ..progress import Report, silent
 from ..targets import Target, find_targets
-from . import by_layer, lower, parity
+from . import lower
 from .graph import OPSET
 from .probe import read_graph
-from .reference import ReferenceLog
-from .schedule import Schedule, plan, shortened
+from .prove import prove
 from .simplify import Skeleton
 from .stamp import model_skeleton
-from .weights import Weight, release, weights_of, write_model
+from .weights import Weight, is_external, release, weights_of, write_model
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 OPSETS = (20, 21, 22)
 FORM = "auto"
-
-# With more FP32 weights than this, PyTorch and ONNX Runtime run one layer at a time.
-WHOLE_MODEL_BYTES = 800_000_000
 
 
 @dataclass(frozen=True)
@@ -66,12 +59,15 @@ def export(path: Path, options: Options, report: Report = silent) -> Bundle:
         hide_layers(skeleton)
         report("tracing the model", 1, 1)
         weights = weights_of(skeleton, checkpoint.weights)
-        check_space(folder, weights, 1 + sum(target.kind != "cpu" for target in targets))
+        check_space(folder, weights, sum(not is_portable(t, options.opset) for t in targets))
 
         portable = lower.portable(skeleton.model, FORM, options.opset)
-        write_model(portable, weights, folder / "model.onnx", report=report)
+        write_model(portable, weights, folder / "model.onnx", report)
         check_saved(folder / "model.onnx", options.opset, functions=True)
-        variants = {t.name: write_variant(skeleton, weights, folder, t, report) for t in targets}
+        variants = {
+            t.name: write_variant(skeleton, weights, folder, t, options.opset, report)
+            for t in targets
+        }
         if checkpoint.tokenizer is not None:
             (folder / "tokenizer.json").write_text(checkpoint.tokenizer, encoding="utf-8")
 
@@ -122,8 +118,9 @@ def with_context(config: ModelConfig, max_context: int | None) -> ModelConfig:
     return dataclasses.replace(config, max_context=max_context)
 
 
-def check_space(folder: Path, weights: Sequence[Weight], copies: int) -> None:
-    """Raise BadInput when the disk cannot hold the graphs' weights."""
+def check_space(folder: Path, weights: Sequence[Weight], variants: int) -> None:
+    """Raise BadInput when the disk cannot hold the weights of model.onnx and its variants."""
+    copies = 1 if is_external(weights) else 1 + variants
     needed = sum(weight.nbytes for weight in weights) * copies
     free = shutil.disk_usage(folder).free
     if free < needed:
@@ -139,16 +136,26 @@ def hide_layers(skeleton: Skeleton) -> None:
     outputs[:] = [value for value in outputs if not value.name.startswith("hidden.")]
 
 
+def is_portable(target: Target, opset: int) -> bool:
+    """Whether a target runs model.onnx itself, which is written with this opset."""
+    return target.functions == FORM and target.opset == opset
+
+
 def write_variant(
-    skeleton: Skeleton, weights: Sequence[Weight], folder: Path, target: Target, report: Report
+    skeleton: Skeleton,
+    weights: Sequence[Weight],
+    folder: Path,
+    target: Target,
+    opset: int,
+    report: Report,
 ) -> dict[str, Any]:
     """Write variants/TARGET/model.onnx; returns its record for the manifest.
 
     The folder holds all that the target needs, weights included, so that it can be copied alone.
-    For a target that runs the portable graph, that is the variant.
+    For a target that runs the portable graph, whose opset is given, that is the variant.
     """
     record = {"opset": target.opset, "ir_version": target.ir_version, "functions": target.functions}
-    if target.functions == FORM:
+    if is_portable(target, opset):
         return {"model": "model.onnx", **record}
     if target.runs_plugins:
         known = lower.parser_operators(target.operators) if target.operators else ()
@@ -157,7 +164,7 @@ def write_variant(
         model = lower.portable(skeleton.model, target.functions, target.opset)
     path = folder / "variants" / target.name / "model.onnx"
     path.parent.mkdir(parents=True)
-    write_model(model, weights, path, report=report)
+    write_model(model, weights, path, report, twin=folder / "model.onnx")
     check_saved(path, target.opset, functions=not target.runs_plugins)
     return {"model": f"variants/{target.name}/model.onnx", **record}
 
@@ -170,84 +177,3 @@ def check_saved(path: Path, opset: int, functions: bool) -> None:
         raise GateFailed(f"{path.name}: saved with opset {versions.get('')}, meant {opset}")
     if bool(saved.functions) != functions:
         raise GateFailed(f"{path.name}: saved with {len(saved.functions)} functions")
-
-
-# ----------------------------------------------------------------------------------- parity
-
-
-def prove(
-    folder: Path,
-    checkpoint: Checkpoint,
-    config: ModelConfig,
-    variants: dict[str, Any],
-    dtype: str,
-    report: Report,
-) -> dict[str, Any]:
-    """Compare every graph in the folder with PyTorch; writes reference.json.
-
-    Returns what the manifest records: by graph, what was measured. Raises GateFailed.
-    """
-    text = text_tokens(checkpoint)
-    checkpoint = dataclasses.replace(checkpoint, config=config)
-    large, by_layers = is_large(checkpoint), proved_by_layer(checkpoint)
-    short, full = by_layer.short_plan(config, text), plan(config, text)
-    log = ReferenceLog(config, short if large else full)
-    outcomes = {}
-    paths = {"model.onnx": folder / "model.onnx"}
-    paths.update({v["model"]: folder / v["model"] for v in variants.values()})
-    for number, (name, path) in enumerate(paths.items()):
-        graph = lower.runnable(read_graph(path))
-        common = (graph, path.parent, checkpoint)
-        logged = log.add if number == 0 else ignore
-        if by_layers:
-            seen = logged if large else ignore
-            outcome = by_layer.compare(*common, short, dtype, report, seen)
-        else:
-            outcome = whole(*common, shortened(full) if number else full, dtype, report, logged)
-        outcome.require(name)
-        outcomes[name] = outcome.to_dict()
-        if by_layers and not large and number == 0:
-            outcomes[name]["drift"] = whole(*common, full, dtype, report, logged).to_dict()
-    record = json.dumps(log.to_dict(), separators=(",", ":"))
-    (folder / "reference.json").write_text(record + "\n", encoding="utf-8")
-    return outcomes
-
-
-def is_large(checkpoint: Checkpoint) -> bool:
-    """Whether the model is too large for PyTorch and ONNX Runtime at once."""
-    return sum(x.numel() for x in checkpoint.weights.values()) * 4 > WHOLE_MODEL_BYTES
-
-
-def proved_by_layer(checkpoint: Checkpoint) -> bool:
-    """Whether parity is taken layer by layer: large models, and INT8 pages (see parity.py)."""
-    return is_large(checkpoint) or checkpoint.config.kv_dtype == "int8"
-
-
-def ignore(reference: parity.Reference) -> None:
-    """For steps of the reference that nobody looks at."""
-
-
-def whole(
-    graph: onnx.ModelProto,
-    folder: Path,
-    checkpoint: Checkpoint,
-    schedule: Schedule,
-    dtype: str,
-    report: Report,
-    seen: Callable[[parity.Reference], None],
-) -> parity.Outcome:
-    """`parity.compare` with the checkpoint's model, which is in memory for its time only."""
-    model = Model.from_checkpoint(checkpoint)
-    return parity.compare(graph, folder, model, schedule, dtype, report, seen)
-
-
-def text_tokens(checkpoint: Checkpoint) -> list[int]:
-    """Tokens of an English text that every Python has; none without a tokenizer."""
-    if checkpoint.tokenizer is None:
-        return []
-    from pydoc_data.topics import topics
-
-    from tokenizers import Tokenizer
-
-    text = "\n\n".join(topics[name] for name in sorted(topics)[:40])
-    return Tokenizer.from_str(checkpoint.tokenizer).encode(text[:40_000]).ids

@@ -11,8 +11,8 @@ model drifts is recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..config import StateSpec, state_specs
+from ..config import ModelConfig, StateSpec, state_specs
 from ..errors import GateFailed
 from ..model import Model, new_state
 from ..progress import Report, silent
@@ -44,16 +44,17 @@ class Outcome:
 
     fed: the reference's selection and state were fed in. by_layer: every layer was given the
     reference's inputs, and the `relative_difference` of its output taken (`by_layer.py`); apart for
-    steps in which the layer rounded an INT8 value the other way.
+    steps in which the layer rounded an INT8 value the other way. choices: queries, of a head, for
+    which the index took all the blocks it may; where there are none, it left nothing out.
     """
 
     dtype: str
     tolerance: float
     layer_tolerance: float
-    tokens: int
     fed: bool = False
     by_layer: bool = False
     steps: int = 0
+    tokens: int = 0
     max_logit_difference: float = 0.0
     max_layer_difference: float = 0.0
     max_layer_difference_rounded: float = 0.0
@@ -61,19 +62,27 @@ class Outcome:
     greedy_differences: int = 0
     selections: int = 0
     selection_flips: int = 0
+    choices: int = 0
     stored: int = 0
     stored_flips: int = 0
 
     @classmethod
-    def of(cls, dtype: str, tokens: int, fed: bool = False, by_layer: bool = False) -> Outcome:
+    def of(cls, dtype: str, fed: bool = False, by_layer: bool = False) -> Outcome:
         """An empty outcome with the limits of a dtype."""
-        return cls(dtype, TOLERANCES[dtype], LAYER_TOLERANCES[dtype], tokens, fed, by_layer)
+        return cls(dtype, TOLERANCES[dtype], LAYER_TOLERANCES[dtype], fed, by_layer)
 
     def add_logits(self, mine: np.ndarray, theirs: np.ndarray) -> None:
         """Compare logits [N,ROWS,vocab]; row 0 is the one whose token a greedy decoder takes."""
         worst = largest_difference(mine, theirs)
         self.max_logit_difference = max(self.max_logit_difference, worst)
         self.greedy_differences += greedy_differences(mine[:, 0], theirs[:, 0], 2 * self.tolerance)
+
+    def add_selection(self, mine: np.ndarray, theirs: np.ndarray) -> None:
+        """Compare selected blocks [B,S,Hs,K]."""
+        flips, count = selection_flips(mine, theirs)
+        self.selection_flips += flips
+        self.selections += count
+        self.choices += int((theirs[..., -1] >= 0).sum())
 
     def add_layer(self, worst: float, rounded: int) -> None:
         if rounded:
@@ -134,12 +143,50 @@ class Reference:
     updated: list[Tensor]
 
 
-class Recorder(TorchDispatchMode):
-    """Keeps what `edgepool::index_pool_select` returns, in the order of the calls."""
+@dataclass(frozen=True)
+class Steps:
+    """A schedule, and the reference's steps along it: `run` computes them, or gives those kept."""
 
-    def __init__(self) -> None:
+    config: ModelConfig
+    schedule: Schedule
+    run: Callable[[], Iterable[Reference]]
+
+
+def steps_of(model: Model, schedule: Schedule) -> Steps:
+    """The steps of PyTorch's model, computed each time."""
+    return Steps(model.config, schedule, lambda: reference_steps(model, schedule))
+
+
+@dataclass
+class Excerpt:
+    """Keeps the references of `schedule.excerpt`, to compare more graphs with them."""
+
+    config: ModelConfig
+    schedule: Schedule
+    kept: list[Reference] = field(default_factory=list)
+    seen: int = 0
+
+    def add(self, reference: Reference) -> None:
+        if self.seen in self.schedule.excerpt:
+            self.kept.append(reference)
+        self.seen += 1
+
+    def steps(self) -> Steps:
+        prefill = tuple(reference.step for reference in self.kept)
+        schedule = replace(self.schedule, prefill=prefill, decode=0)
+        return Steps(self.config, schedule, lambda: self.kept)
+
+
+class Recorder(TorchDispatchMode):
+    """Keeps what `edgepool::index_pool_select` returns, in the order of the calls.
+
+    given: what the callers get instead, in the same order.
+    """
+
+    def __init__(self, given: Sequence[np.ndarray] | None = None) -> None:
         super().__init__()
         self.selected: list[np.ndarray] = []
+        self._given = given
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -147,6 +194,8 @@ class Recorder(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if func is torch.ops.edgepool.index_pool_select.default:
             self.selected.append(result.numpy())
+            if self._given is not None:
+                return torch.from_numpy(self._given[len(self.selected) - 1])
         return result
 
 
@@ -181,8 +230,7 @@ def reference_steps(model: Model, schedule: Schedule) -> Iterator[Reference]:
 def compare(
     graph: onnx.ModelProto,
     folder: Path,
-    model: Model,
-    schedule: Schedule,
+    steps: Steps,
     dtype: str,
     report: Report = silent,
     seen: Callable[[Reference], None] = lambda reference: None,
@@ -192,17 +240,16 @@ def compare(
     First each keeps its own state and selection; if a flip then takes the logits apart, again with
     the reference's fed in. seen is called with every step of the reference.
     """
-    free = compare_once(graph, folder, model, schedule, dtype, False, report, seen)
+    free = compare_once(graph, folder, steps, dtype, False, report, seen)
     if not free.selection_flips or free.max_logit_difference <= free.tolerance:
         return free
-    return compare_once(graph, folder, model, schedule, dtype, True, report)
+    return compare_once(graph, folder, steps, dtype, True, report)
 
 
 def compare_once(
     graph: onnx.ModelProto,
     folder: Path,
-    model: Model,
-    schedule: Schedule,
+    steps: Steps,
     dtype: str,
     fed: bool,
     report: Report = silent,
@@ -219,17 +266,17 @@ def compare_once(
     layers = hidden_states(graph) if observe else []
     watch(watched, layers)
     probe = Probe(watched, folder)
-    outcome = Outcome.of(dtype, schedule.tokens, fed)
-    specs = state_specs(model.config)
+    outcome = Outcome.of(dtype, fed)
+    schedule, specs = steps.schedule, state_specs(steps.config)
     state: Arrays = {}
-    for reference in reference_steps(model, schedule):
+    for reference in steps.run():
         if fed or not state:
             state = {s.name: x.numpy() for s, x in zip(specs, reference.state)}
         values = {**step_inputs(schedule, reference.step), **state}
         values.update({FED + name: x for name, x in zip(names, reference.selected)})
         got = probe.run(values)
         state = {spec.name: got[f"{spec.name}_out"] for spec in specs}
-        _measure(outcome, reference, got, names, specs)
+        measure(outcome, reference, got, names, specs)
         seen(reference)
         if observe:
             _show(observe, reference, got, layers, outcome.steps == schedule.steps)
@@ -264,7 +311,7 @@ def step_inputs(schedule: Schedule, step: Step) -> Arrays:
     }
 
 
-def _measure(
+def measure(
     outcome: Outcome,
     reference: Reference,
     got: Mapping[str, np.ndarray],
@@ -273,12 +320,11 @@ def _measure(
 ) -> None:
     """Add the differences of one step to the outcome."""
     outcome.steps += 1
+    outcome.tokens += int(reference.step.new_len.sum())
     updated = {spec.name: x for spec, x in zip(specs, reference.updated, strict=True)}
     measure_state(outcome, specs, updated, got)
     for name, theirs in zip(names, reference.selected, strict=True):
-        flips, count = selection_flips(got[name], theirs)
-        outcome.selection_flips += flips
-        outcome.selections += count
+        outcome.add_selection(got[name], theirs)
     real = reference.step.real
     outcome.add_logits(got["logits"][real], reference.logits[real])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,8 +11,9 @@ import numpy as np
 from ..config import ModelConfig
 
 DECODE_STEPS = 32
-SHORTEST, LONGEST = 128, 1536  # tokens of the longest prompt
+SHORTEST, LONGEST = 128, 2560  # tokens of the longest prompt
 CHUNKS = (256, 129, 1, 7)  # sizes of the prefill steps, in turn
+EXCERPT = 3  # steps that are kept for graphs that differ in their form only
 ROWS = 3  # rows per sequence and step whose logits are compared
 
 
@@ -58,8 +58,14 @@ class Schedule:
         return len(self.prefill) + self.decode
 
     @property
-    def tokens(self) -> int:
-        return sum(map(len, self.prompts)) + self.decode * len(self.prompts)
+    def excerpt(self) -> range:
+        """Steps in a row from the last large chunk on, so late that sparse layers have to choose.
+
+        With the state before them they are enough for a graph that differs in its form only.
+        """
+        sizes = [step.input_ids.shape[1] for step in self.prefill]
+        first = max((i for i, size in enumerate(sizes) if size > max(CHUNKS[2:])), default=0)
+        return range(first, min(first + EXCERPT, self.steps))
 
 
 def plan(
@@ -123,8 +129,3 @@ def _chunks(prompts: tuple[tuple[int, ...], ...]) -> Iterator[Step]:
 def decode_step(tokens: np.ndarray, past: np.ndarray) -> Step:
     """One more token [B] for every sequence."""
     return Step(tokens.astype(np.int32)[:, None], past.astype(np.int32), np.ones_like(past))
-
-
-def shortened(schedule: Schedule) -> Schedule:
-    """The first steps of a schedule: enough for a graph that differs in its form only."""
-    return dataclasses.replace(schedule, prefill=schedule.prefill[:2], decode=2)

@@ -16,8 +16,8 @@ from ..errors import BadInput
 from ..model import Model
 from ..progress import Report, silent
 from . import by_layer, lower, parity
-from .export import proved_by_layer, text_tokens
 from .probe import read_graph
+from .prove import proved_by_layer, text_tokens
 from .schedule import plan
 
 DECODE_STEPS = 8
@@ -108,7 +108,7 @@ def _run(
         )
     schedule = plan(checkpoint.config, text, DECODE_STEPS)
     model = Model.from_checkpoint(checkpoint)
-    once = (graph, bundle.path, model, schedule, dtype)
+    once = (graph, bundle.path, parity.steps_of(model, schedule), dtype)
     outcome = parity.compare_once(*once, False, report, observe=observe)
     if outcome.selection_flips:
         forget()

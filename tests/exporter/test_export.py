@@ -21,8 +21,7 @@ from edgepool.bundle import Bundle
 from edgepool.checkpoint import load
 from edgepool.cli.main import main
 from edgepool.errors import GateFailed
-from edgepool.exporter import by_layer, weights
-from edgepool.exporter import export as pipeline
+from edgepool.exporter import by_layer, prove, weights
 from edgepool.exporter.export import Options, export
 from edgepool.exporter.lower import parser_operators
 from edgepool.model import Cache, Model
@@ -195,9 +194,12 @@ def test_a_tied_table_is_stored_once(sparse: Path) -> None:
 
 
 def test_a_newer_opset(tmp_path: Path) -> None:
+    """A target whose profile has an older one than model.onnx gets a graph of its own."""
     path = write_checkpoint(tmp_path / "model.pt", config(**FULL))
-    bundle = export(path, Options(tmp_path / "b", opset=22))
+    bundle = export(path, Options(tmp_path / "b", ("cpu",), opset=22))
     assert onnx.load(bundle.model_path).opset_import[0].version == 22
+    assert bundle.manifest["variants"]["cpu"]["opset"] == 20
+    assert onnx.load(bundle.variant_path("cpu")).opset_import[0].version == 20
 
 
 def test_half_precision(tmp_path: Path) -> None:
@@ -211,30 +213,73 @@ def test_half_precision(tmp_path: Path) -> None:
     assert {t.name: t.data_type for t in graph.initializer}["layers.0.q_proj.weight"] == half
     inner = {v.name: v.type.tensor_type.elem_type for v in graph.value_info}
     assert inner["layers.0.attn_norm/ReduceMean"] == onnx.TensorProto.FLOAT
+    parity = bundle.manifest["parity"]
+    assert "float16" not in parity["variants/jetson-agx-xavier/model.onnx"]
+    computed = parity["model.onnx"]["float16"]  # by PyTorch, in float16
+    assert computed["steps"] == parity["model.onnx"]["steps"] > 32
+    assert 0 < computed["max_logit_difference"] <= 0.25
+    assert computed["choices"] > 100
 
 
 def test_external_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights that do not fit into the file: beside it, each where a page begins."""
+    """Weights that do not fit into the file: beside it, each where a page begins, stored once."""
     monkeypatch.setattr(weights, "EXTERNAL_OVER", 1000)
     path = write_checkpoint(tmp_path / "model.pt", config(**SPARSE))
     bundle = export(path, Options(tmp_path / "b", ("jetson-agx-orin",)))
-    for model in (bundle.model_path, bundle.variant_path("jetson-agx-orin")):
-        assert model.stat().st_size < 300_000
-        for tensor in graph_of(model).initializer:
+    bundle.verify()
+    models = (bundle.model_path, bundle.variant_path("jetson-agx-orin"))
+    assert len({weights.data_of(model).stat().st_ino for model in models}) == 1
+    listed = sum(record["bytes"] for record in bundle.manifest["files"].values())
+    assert listed - bundle.size == weights.data_of(bundle.model_path).stat().st_size > 50_000
+    for model in models:
+        external = [t for t in graph_of(model).initializer if t.external_data]
+        assert len(external) == len(load(path).weights)
+        for tensor in external:
             entries = {x.key: x.value for x in tensor.external_data}
-            if entries:
-                assert entries["location"] == "model.onnx.data"
-                assert int(entries["offset"]) % 4096 == 0
+            assert entries["location"] == "model.onnx.data"
+            assert int(entries["offset"]) % 4096 == 0
         loaded = onnx.load(model)
         embed = next(t for t in loaded.graph.initializer if t.name == "embed.weight")
         expected = load(path).weights["embed.weight"].numpy()
         np.testing.assert_array_equal(onnx.numpy_helper.to_array(embed), expected)
 
 
+def test_external_data_on_a_disk_without_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_links(*_: object) -> None:
+        raise OSError("not supported")
+
+    monkeypatch.setattr(weights, "EXTERNAL_OVER", 10)
+    monkeypatch.setattr(weights.os, "link", no_links)
+    one = weights.Weight("w", (64,), onnx.TensorProto.FLOAT, torch.arange(64.0), False)
+    (tmp_path / "variant").mkdir()
+    first, second = tmp_path / "model.onnx", tmp_path / "variant" / "model.onnx"
+    weights.write_model(onnx.ModelProto(ir_version=9), [one], first)
+    weights.write_model(onnx.ModelProto(ir_version=9), [one], second, twin=first)
+    assert weights.data_of(second).stat().st_nlink == 1
+    for path in (first, second):
+        (tensor,) = onnx.load(path).graph.initializer
+        np.testing.assert_array_equal(onnx.numpy_helper.to_array(tensor), np.arange(64.0))
+
+
+@pytest.mark.parametrize("kind", ["mixed", "sparse"])
+@pytest.mark.parametrize("context", [1, 5, 21])
+def test_a_tiny_context(
+    context: int, kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    folder = request.getfixturevalue(kind)
+    shutil.copy(folder / "edgepool-bundle" / "model.onnx", tmp_path)
+    checkpoint = load(folder / "model.pt")
+    c = dataclasses.replace(checkpoint.config, max_context=context)
+    outcomes = prove.prove(tmp_path, checkpoint, c, {}, "fp32", lambda *_: None)
+    assert outcomes["model.onnx"]["choices"] == 0
+
+
 def test_a_large_model_is_proved_layer_by_layer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "WHOLE_MODEL_BYTES", 0)
+    monkeypatch.setattr(prove, "WHOLE_MODEL_BYTES", 0)
     path = write_checkpoint(tmp_path / "model.pt", config(**LEARNED))
     bundle = export(path, Options(tmp_path / "b", ("jetson-agx-xavier",)))
     for outcome in bundle.manifest["parity"].values():
@@ -301,13 +346,13 @@ def test_a_weight_that_is_off_by_a_percent(
 ) -> None:
     """Both ways of proving have to notice."""
     if large:
-        monkeypatch.setattr(pipeline, "WHOLE_MODEL_BYTES", 0)
+        monkeypatch.setattr(prove, "WHOLE_MODEL_BYTES", 0)
     checkpoint = load(sparse / "model.pt")
     off = {**checkpoint.weights, where: checkpoint.weights[where] * 1.01}
     other = dataclasses.replace(checkpoint, weights=off)
     shutil.copy(sparse / "edgepool-bundle" / "model.onnx", tmp_path)
     with pytest.raises(GateFailed, match="not equal to PyTorch"):
-        pipeline.prove(tmp_path, other, checkpoint.config, {}, "fp32", lambda *_: None)
+        prove.prove(tmp_path, other, checkpoint.config, {}, "fp32", lambda *_: None)
 
 
 def test_a_bundle_that_fails_parity_is_not_left_behind(

@@ -14,8 +14,7 @@ import pytest
 from edgepool import bundle
 from edgepool.checkpoint import load, save
 from edgepool.cli.main import main
-from edgepool.exporter import export as pipeline
-from edgepool.exporter import verify
+from edgepool.exporter import prove, verify
 from edgepool.inspection import cache_cost
 
 from .models import MIXED, config, weights
@@ -33,7 +32,7 @@ def test_a_good_bundle(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     if large:
-        monkeypatch.setattr(pipeline, "WHOLE_MODEL_BYTES", 0)
+        monkeypatch.setattr(prove, "WHOLE_MODEL_BYTES", 0)
     folder = mixed / "edgepool-bundle"
     assert run("verify", folder, "--against", mixed / "model.pt", "--json") == 0
     record = json.loads(capsys.readouterr().out)
