@@ -41,9 +41,11 @@ COMMANDS = {
     "inspect": "Show what a bundle, model.pt, ONNX file or plugin library holds.",
     "targets": "List the devices that can be exported to.",
     "check": "Check that a target's TensorRT reads a graph as it is meant.",
+    "plan": "Show what a model takes and gives on a target, before building.",
     "build-plugins": "Compile the TensorRT plugins of edgepool's operators.",
     "build-engine": "Build a TensorRT engine from a bundle.",
     "run": "Generate text.",
+    "doctor": "Show whether this machine has what engines need.",
 }
 
 # What `pip install` must be told when one of these modules is missing.

@@ -15,12 +15,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgepool.cli.main import main
 from edgepool.engine.preflight import Report, check
-from edgepool.engine.preflight.graph import read_model
+from edgepool.engine.preflight.read import read_model
 from edgepool.engine.preflight.rules import ERROR, rules
 from edgepool.errors import BadInput
 from edgepool.resources import resource
 from edgepool.targets import find_target, load_targets
 
+from .conftest import TARGETS
 from .preflight_cases import CASES, ORIN, PLUGIN, XAVIER, Case, graph
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -185,27 +186,15 @@ def test_damaged_files_are_refused_or_read_but_never_crash(seed: int, tmp_path: 
 # --------------------------------------------------------------------------- our own files
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of edgepool-tiny for every kind of reader."""
-    from edgepool.checkpoint import byte_tokenizer, random_weights, save
-    from edgepool.exporter.export import Options, export
-    from edgepool.model.presets import PRESETS
-
-    folder = tmp_path_factory.mktemp("tiny")
-    config = PRESETS["edgepool-tiny"]
-    save(folder / "model.pt", config, random_weights(config, 0), byte_tokenizer())
-    export(folder / "model.pt", Options(folder / "bundle", TARGETS))
-    return folder / "bundle"
-
-
-TARGETS = ("jetson-agx-xavier", "jetson-agx-orin", "jetson-agx-orin-jp7", "rtx-4090", "cpu")
-
-
 @pytest.mark.parametrize("target", TARGETS)
 def test_our_exports_are_clean(tiny: Path, target: str) -> None:
     report = check(tiny, find_target(target))
     assert report.findings == []
+
+
+def test_a_bundle_without_the_target(tiny: Path) -> None:
+    with pytest.raises(BadInput, match="no variant for l4"):
+        check(tiny, find_target("l4"))
 
 
 def test_the_portable_graph_is_not_for_xavier(tiny: Path) -> None:

@@ -15,7 +15,8 @@ from typing import Any, Dict, Iterable, List, Union
 from ...bundle import Bundle
 from ...errors import BadInput
 from ...targets import Target
-from .graph import Model, read_model
+from .graph import Model
+from .read import read_model
 from .reader import Reader, reader_of
 from .rules import ERROR, WARNING, rules
 

@@ -55,7 +55,7 @@ def quantized_type(model: Model, reader: Reader) -> Places:
     for node in model.nodes(*QDQ):
         source = node.input(2) or (node.input(0) if node.op_type == "DequantizeLinear" else "")
         dtype = node.scope.dtype(source) if source else "UINT8"
-        if not node.input(2) and node.op_type == "QuantizeLinear" and node.get("output_dtype"):
+        if not node.input(2) and node.op_type == "QuantizeLinear" and node.get("output_dtype", 0):
             dtype = node.scope.dtype(node.outputs[0])
         bias = node.op_type == "DequantizeLinear" and dtype == "INT32"  # EP016
         if dtype and dtype not in allowed and not bias:
@@ -173,7 +173,7 @@ def activation_per_channel(model: Model, reader: Reader) -> Places:
         return
     for node in model.nodes("QuantizeLinear"):
         scale = node.scope.constant(node.input(1))
-        if scale is None or scale.elements == 1 or node.get("block_size"):
+        if scale is None or scale.elements == 1 or node.get("block_size", 0):
             continue
         if node.scope.constant(node.input(0)) is None:
             yield node.where, "%d scales for an activation" % scale.elements

@@ -98,7 +98,7 @@ def _branches(model: Model) -> List[Tuple[Node, Scope, Scope]]:
     """Every If with both of its branches."""
     found = []
     for node in model.nodes("If"):
-        branches = [*(node.get("then_branch") or []), *(node.get("else_branch") or [])]
+        branches = node.graphs("then_branch") + node.graphs("else_branch")
         if len(branches) == 2:
             found.append((node, branches[0], branches[1]))
     return found

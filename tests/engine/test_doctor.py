@@ -1,0 +1,317 @@
+"""edgepool doctor on imitated machines: what is right passes, each fault is named with its fix."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from edgepool.cli.main import main
+from edgepool.engine import doctor
+from edgepool.engine.doctor import MISSING, OK, WRONG, Line, examine
+from edgepool.engine.machine import Machine
+from edgepool.errors import BadInput
+from edgepool.plugin_library import NAME
+
+from .sysroots import (
+    ORIN,
+    ORIN7,
+    PC,
+    PC_WITH_GPU,
+    XAVIER,
+    Files,
+    dpkg,
+    make,
+    meminfo,
+    packages,
+    plugin_library,
+)
+
+GIB = 1 << 30
+
+
+class Usage(NamedTuple):
+    free: int
+
+
+@pytest.fixture(autouse=True)
+def disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 GiB free, whatever this machine has."""
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: Usage(100 * GIB))
+
+
+def lines(folder: Path, files: Files) -> dict[str, Line]:
+    return {line.name: line for line in examine(make(folder, files))}
+
+
+def faults(found: dict[str, Line]) -> dict[str, str]:
+    return {name: line.state for name, line in found.items() if line.state != OK}
+
+
+def without(files: Files, *parts: str) -> Files:
+    return {name: x for name, x in files.items() if not any(part in name for part in parts)}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (
+            XAVIER,
+            {
+                "system": "Ubuntu 20.04.6 LTS, aarch64",
+                "board": "Jetson-AGX",
+                "JetPack": "JetPack 5.1.2, L4T 35.4.1",
+                "GPU": "tegra194",
+                "CUDA": "11.4.315",
+                "cuDNN": "8.6.0",
+                "TensorRT": "8.5.2",
+                "TensorRT for Python": "8.5.2",
+                "Python": "3.8",
+                "onnxruntime": "1.19.2",
+                "power mode": "MAXN, GPU up to 1377 MHz, held there",
+                "memory": "26.0 of 30.4 GiB available",
+                "swap": "15.2 GiB of compressed memory (/dev/zram0)",
+            },
+        ),
+        (
+            ORIN,
+            {"JetPack": "JetPack 6.1+b123, L4T 36.4.0", "CUDA": "12.6.68", "TensorRT": "10.3.0"},
+        ),
+        (ORIN7, {"JetPack": "JetPack 7.2, L4T 39.2.0", "CUDA": "13.2.1", "TensorRT": "10.16.2"}),
+        (
+            PC_WITH_GPU,
+            {
+                "driver": "570.86.15",
+                "GPU": "NVIDIA GeForce RTX 4090",
+                "CUDA": "12.8.0",
+                "TensorRT": "10.8.0",
+                "memory": "50.0 of 62.7 GiB available",
+            },
+        ),
+    ],
+    ids=["xavier", "orin", "orin-jp7", "pc-with-gpu"],
+)
+def test_a_machine_that_has_everything(
+    files: Files, expected: dict[str, str], tmp_path: Path
+) -> None:
+    found = lines(tmp_path, files)
+    assert faults(found) == {}
+    assert {name: found[name].found for name in expected} == expected
+
+
+def test_places_are_those_of_the_machine(tmp_path: Path) -> None:
+    """Its absolute links lead into the folder, never out of it."""
+    found = lines(tmp_path, XAVIER)
+    assert found["CUDA"].path == "/usr/local/cuda"
+    assert found["TensorRT"].path == "/usr/lib/aarch64-linux-gnu/libnvinfer.so.8.5.2"
+    machine = Machine(tmp_path)
+    assert machine.path("/usr/local/cuda") == tmp_path / "usr/local/cuda-11.4"
+    assert machine.path("/../../etc/os-release") == tmp_path / "etc/os-release"
+
+
+def test_links_that_lead_out_or_in_circles(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("PRETTY_NAME=secret")
+    root = make(
+        tmp_path / "root",
+        {
+            "/etc/os-release": "->../../../../../../secret",
+            "/proc/meminfo": "->/proc/swaps",
+            "/proc/swaps": "->/proc/meminfo",
+        },
+    )
+    machine = Machine(root)
+    assert machine.read("/etc/os-release") == ""
+    assert machine.path("/proc/meminfo") is None
+    assert {line.name: line for line in examine(root)}["memory"].state == MISSING
+
+
+def test_a_pc_without_a_gpu(tmp_path: Path) -> None:
+    found = lines(tmp_path, PC)
+    assert faults(found) == {"GPU": MISSING}
+    assert "CPU" in found["GPU"].fix
+    assert found["TensorRT-RTX"].found == "1.7.1.116"
+    assert not {"CUDA", "TensorRT", "plugin library", "board", "power mode"} & set(found)
+    other = lines(tmp_path / "other", without(PC, "tensorrt_rtx"))
+    assert faults(other) == {"GPU": MISSING, "TensorRT-RTX": MISSING}
+    assert other["TensorRT-RTX"].fix == "pip install 'edgepool[rtx]'"
+
+
+LIB = "/usr/lib/aarch64-linux-gnu"
+XAVIER_PLUGINS = f"/root/.cache/edgepool/plugins/sm_72/{NAME}"
+
+
+@pytest.mark.parametrize(
+    ("files", "line", "state", "fix"),
+    [
+        (
+            {**without(XAVIER, "libnvinfer.so", "tensorrt-8"), f"{LIB}/libnvinfer.so.8.6.1": None},
+            "TensorRT",
+            WRONG,
+            "JetPack 5.1 has 8.5.2.2: sudo apt install --reinstall nvidia-jetpack",
+        ),
+        (without(XAVIER, "libnvinfer"), "TensorRT", MISSING, "nvidia-jetpack"),
+        (without(ORIN, "libnvonnxparser"), "TensorRT's ONNX parser", MISSING, "nvidia-jetpack"),
+        (without(ORIN, "tensorrt-10"), "TensorRT for Python", MISSING, "python3-libnvinfer"),
+        (
+            {
+                **without(ORIN, "tensorrt-10"),
+                "/usr/local/lib/python3.10/dist-packages/tensorrt-10.9.0.dist-info/METADATA": None,
+            },
+            "TensorRT for Python",
+            WRONG,
+            "TensorRT is 10.3.0",
+        ),
+        (without(ORIN, "cuda"), "CUDA", MISSING, "nvidia-jetpack"),
+        (without(XAVIER, "libcudnn"), "cuDNN", MISSING, "nvidia-jetpack"),
+        (without(XAVIER, ".cache"), "plugin library", MISSING, "edgepool build-plugins"),
+        (
+            {**XAVIER, XAVIER_PLUGINS: plugin_library("10.3.0", 72)},
+            "plugin library",
+            WRONG,
+            "TensorRT is 8.5.2",
+        ),
+        (
+            {**XAVIER, XAVIER_PLUGINS: plugin_library("8.5.2", 87)},
+            "plugin library",
+            WRONG,
+            "the GPU is sm_72",
+        ),
+        (
+            {**XAVIER, XAVIER_PLUGINS: plugin_library("8.5.2", 72, machine=62)},
+            "plugin library",
+            WRONG,
+            "it is for x86_64",
+        ),
+        (
+            {**XAVIER, XAVIER_PLUGINS: plugin_library("8.5.2", 72, version="0.0.1")},
+            "plugin library",
+            WRONG,
+            "this is edgepool",
+        ),
+        ({**XAVIER, XAVIER_PLUGINS: b"\x7fELF"}, "plugin library", WRONG, "build-plugins"),
+        (
+            {**XAVIER, "/etc/nv_tegra_release": "# R32 (release), REVISION: 7.1, GCID: 1\n"},
+            "JetPack",
+            WRONG,
+            "flash JetPack 5.1",
+        ),
+        (without(ORIN, "nv_tegra_release"), "JetPack", MISSING, "--runtime nvidia"),
+        (
+            {**without(ORIN, "libcuda.so"), "/.dockerenv": None},
+            "driver",
+            MISSING,
+            "start it with --runtime nvidia",
+        ),
+        (without(ORIN, "/dev/"), "GPU", WRONG, "reboot"),
+        ({**XAVIER, "/proc/meminfo": meminfo(30.4, 4.0)}, "memory", WRONG, "sudo init 3"),
+        (
+            {
+                **ORIN,
+                "/sys/fs/cgroup/memory.max": str(6 * GIB),
+                "/sys/fs/cgroup/memory.current": str(GIB),
+            },
+            "memory",
+            WRONG,
+            "raise the container's limit",
+        ),
+        (without(XAVIER, "onnxruntime"), "onnxruntime", MISSING, "pip install edgepool"),
+        (
+            {
+                **ORIN,
+                **packages("/usr/local/lib/python3.10/dist-packages", {"onnxruntime_gpu": "1.23"}),
+            },
+            "onnxruntime",
+            WRONG,
+            "overwrite each other",
+        ),
+        (
+            {**PC, "/usr/bin/python3": "->python3.6", "/usr/bin/python3.6": None},
+            "Python",
+            WRONG,
+            "3.8",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) and len(value) < 30 else "",
+)
+def test_one_fault(files: Files, line: str, state: str, fix: str, tmp_path: Path) -> None:
+    found = lines(tmp_path, files)
+    assert found[line].state == state, found[line]
+    assert fix in found[line].fix
+
+
+def test_a_tensorrt_that_is_too_old_for_a_pc(tmp_path: Path) -> None:
+    lib = "/usr/lib/x86_64-linux-gnu"
+    old = without(PC_WITH_GPU, "libnvinfer", "libnvonnxparser", "tensorrt-10")
+    old = {**old, f"{lib}/libnvinfer.so.8.6.1": None, f"{lib}/libnvonnxparser.so.8.6.1": None}
+    found = lines(tmp_path, old)
+    assert found["TensorRT"].state == WRONG
+    assert "10.3 or later" in found["TensorRT"].fix
+
+
+def test_hints_beside_what_is_right(tmp_path: Path) -> None:
+    slow = {
+        **XAVIER,
+        "/var/lib/nvpmodel/status": "pmode:0001 fmode:quiet\n",
+        "/sys/class/devfreq/17000000.gv11b/min_freq": "114750000\n",
+    }
+    line = lines(tmp_path, slow)["power mode"]
+    assert (line.state, line.found) == (OK, "MODE_15W, GPU up to 1377 MHz")
+    assert line.fix == "sudo nvpmodel -m 0 for full speed, sudo jetson_clocks before measuring"
+    assert "does not count on it" in lines(tmp_path / "o", ORIN)["swap"].fix
+
+
+def test_removed_packages_do_not_count(tmp_path: Path) -> None:
+    status = dpkg({"nvidia-jetpack": "5.1.2"}).replace(
+        "install ok installed", "deinstall ok config-files"
+    )
+    found = lines(tmp_path, {**XAVIER, "/var/lib/dpkg/status": status})
+    assert found["JetPack"].found == "JetPack 5, L4T 35.4.1"
+
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: Usage(GIB))
+    assert lines(tmp_path, XAVIER)["disk"].state == WRONG
+
+
+def test_files_of_any_content_are_survived(tmp_path: Path) -> None:
+    """Every file in turn as garbage, and every file as a folder."""
+    for number, name in enumerate(XAVIER):
+        for kind, content in (("g", b"\xff\x00:\x80" * 99), ("d", None)):
+            files = {**XAVIER, name: content}
+            if kind == "d":
+                files = {**without(XAVIER, name), name + "/x": None}
+            examine(make(tmp_path / f"{number}{kind}", files))
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = make(tmp_path / "good", XAVIER)
+    assert main(["doctor", "--sysroot", str(good)]) == 0
+    printed = capsys.readouterr()
+    assert max(map(len, printed.out.splitlines())) <= 100
+    assert "8.5.2" in printed.out
+    assert printed.err == "this machine has what engines need\n"
+
+    bad = make(tmp_path / "bad", without(ORIN, "libnvinfer.so"))
+    assert main(["doctor", "--sysroot", str(bad)]) == 3
+    assert "error: not as engines need it: TensorRT" in capsys.readouterr().err
+    assert main(["doctor", "--sysroot", str(bad), "--json"]) == 3
+    record = json.loads(capsys.readouterr().out)
+    assert record["ok"] is False
+    states = {line["name"]: line["state"] for line in record["lines"]}
+    assert states["TensorRT"] == MISSING
+    assert states["CUDA"] == OK
+
+
+def test_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) in (0, 3)
+    record = json.loads(capsys.readouterr().out)
+    found = {line["name"]: line for line in record["lines"]}
+    assert found["numpy"]["state"] == OK
+    assert found["memory"]["found"].endswith("available")
+
+
+def test_no_such_folder(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no such folder"):
+        examine(tmp_path / "nothing")
