@@ -13,7 +13,7 @@ from . import console
 from .run_command import _one_of
 
 if TYPE_CHECKING:
-    from ..engine.preflight import Report
+    from ..engine.preflight import Finding, Report
 
 PLACES = 5  # of one rule, shown in the table; JSON and HTML have all
 
@@ -55,18 +55,18 @@ def command(
     elif report.findings:
         _print(report)
     errors, warnings = report.count(ERROR), report.count(WARNING)
+    names = " and ".join(str(graph) for graph in report.graphs)
+    counted = "%s: %s" % (report.reader, _counted(errors, warnings))
     if errors or (warnings and fail_on == WARNING):
-        raise GateFailed(
-            "%s: not ready for %s: %s" % (report.path, report.reader, _counted(errors, warnings))
-        )
-    console.note("%s: ready for %s: %s" % (report.path, report.reader, _counted(errors, warnings)))
+        raise GateFailed("%s: not ready for %s" % (names, counted))
+    console.note("%s: ready for %s" % (names, counted))
 
 
 def _print(report: Report) -> None:
     for number, (_, group) in enumerate(groupby(report.findings, lambda f: f.rule)):
         found = list(group)
         first = found[0]
-        rows = [[finding.where, finding.what] for finding in found[:PLACES]]
+        rows = [[_place(finding, report), finding.what] for finding in found[:PLACES]]
         if len(found) > PLACES:
             rows.append(["and %d more" % (len(found) - PLACES), ""])
         if number:
@@ -74,6 +74,12 @@ def _print(report: Report) -> None:
         print("%s %s: %s" % (first.rule, first.severity, first.title))
         print("  " + first.remedy)
         console.print_table(["where", "what"], rows)
+
+
+def _place(finding: Finding, report: Report) -> str:
+    """Where it is; with the file's name where there are two."""
+    several = len(report.graphs) > 1
+    return "%s: %s" % (Path(finding.graph).name, finding.where) if several else finding.where
 
 
 def _counted(errors: int, warnings: int) -> str:

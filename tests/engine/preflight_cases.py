@@ -140,6 +140,14 @@ CASES = [
         " y = MaxPool <kernel_shape = [2,2], strides = [2,2]> (x) }",
     ),
     Case(
+        "EP009",
+        ORIN,
+        "g (float[2] x) => (float[2] y) { y = Relu (x) }",
+        "g (float[2] x) => (float[2] y) { y = Relu (x) }",
+        opset=8,
+        good_target=XAVIER,
+    ),
+    Case(
         "EP010",
         XAVIER,
         qdq("x, s", "DequantizeLinear", zero=""),

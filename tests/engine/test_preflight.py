@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from edgepool import bundle
 from edgepool.cli.main import main
 from edgepool.engine.preflight import Report, check
 from edgepool.engine.preflight.read import read_model
@@ -22,7 +24,7 @@ from edgepool.resources import resource
 from edgepool.targets import find_target, load_targets
 
 from .conftest import TARGETS
-from .preflight_cases import CASES, ORIN, PLUGIN, XAVIER, Case, graph
+from .preflight_cases import CASES, ORIN, PLUGIN, XAVIER, Case, graph, qdq
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -190,6 +192,23 @@ def test_damaged_files_are_refused_or_read_but_never_crash(seed: int, tmp_path: 
 def test_our_exports_are_clean(tiny: Path, target: str) -> None:
     report = check(tiny, find_target(target))
     assert report.findings == []
+
+
+def test_a_bundles_int8_graph_is_checked_too(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "bundle"
+    shutil.copytree(tiny, folder)
+    variant = folder / "variants" / XAVIER
+    saved(graph(qdq("x, s, z", zero="int8 z = {3}"), 17), tmp_path).replace(
+        variant / "model.int8.onnx"
+    )
+    bundle.write_manifest(folder, json.loads((folder / bundle.MANIFEST).read_text()))
+    report = check(folder, find_target(XAVIER))
+    assert report.graphs == [variant / "model.onnx", variant / "model.int8.onnx"]
+    assert [(f.rule, Path(f.graph).name) for f in report.findings] == [("EP011", "model.int8.onnx")]
+    assert main(["check", str(folder), "--target", XAVIER]) == 1
+    assert "model.int8.onnx: y (QuantizeLinear)" in capsys.readouterr().out
 
 
 def test_a_bundle_without_the_target(tiny: Path) -> None:

@@ -20,13 +20,16 @@ from .read import read_model
 from .reader import Reader, reader_of
 from .rules import ERROR, WARNING, rules
 
-__all__ = ["ERROR", "WARNING", "Finding", "Report", "check", "check_model", "graph_of"]
+__all__ = ["ERROR", "WARNING", "Finding", "Report", "check", "graphs_of"]
+
+INT8 = "model.int8.onnx"  # what `edgepool quantize` writes beside each model.onnx of a bundle
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One place of a model that breaks one rule."""
+    """One place of a graph, an ONNX file, that breaks one rule."""
 
+    graph: str
     rule: str
     severity: str
     title: str
@@ -37,9 +40,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """What was found in a file; findings of a rule stand together, errors first."""
+    """What was found in a file or in a bundle's graphs; findings by rule, errors first."""
 
     path: Path
+    graphs: List[Path]
     target: str
     reader: str
     findings: List[Finding]
@@ -51,6 +55,7 @@ class Report:
         """Plain JSON types."""
         return {
             "path": str(self.path),
+            "graphs": [str(graph) for graph in self.graphs],
             "target": self.target,
             "reader": self.reader,
             "errors": self.count(ERROR),
@@ -62,38 +67,46 @@ class Report:
 def check(
     path: Union[str, Path], target: Target, plugins: Iterable[str] = (), calibrator: bool = False
 ) -> Report:
-    """Hold an ONNX file, or the graph that a bundle has for the target, against every rule.
+    """Hold an ONNX file, or the graphs that a bundle has for the target, against every rule.
 
     plugins: operators that the user's own plugin libraries register; calibrator: the build would
     also be given an INT8 calibrator. Raises BadInput for what cannot be read.
     """
-    file = graph_of(Path(path), target)
-    return check_model(read_model(file), reader_of(target, plugins, calibrator))
+    reader = reader_of(target, plugins, calibrator)
+    graphs = graphs_of(Path(path), target)
+    findings = [finding for graph in graphs for finding in _findings(read_model(graph), reader)]
+    findings.sort(key=lambda finding: (finding.severity != ERROR, finding.rule))
+    return Report(Path(path), graphs, target.name, reader.name, findings)
 
 
-def graph_of(path: Path, target: Target) -> Path:
-    """The ONNX file meant by a path; raises BadInput for a bundle that has none for the target."""
-    if path.is_dir():
-        bundle = Bundle.open(path)
-        portable = target.functions == bundle.manifest["functions"]
-        if portable and target.name not in bundle.manifest["variants"]:
-            return bundle.model_path
-        return bundle.variant_path(target.name)
-    if not path.is_file():
-        raise BadInput("%s: no such file or folder" % path)
-    return path
+def graphs_of(path: Path, target: Target) -> List[Path]:
+    """The ONNX files meant by a path: itself, or a bundle's graph for the target and its INT8 form.
+
+    Raises BadInput for a bundle that has none for the target.
+    """
+    if not path.is_dir():
+        if not path.is_file():
+            raise BadInput("%s: no such file or folder" % path)
+        return [path]
+    bundle = Bundle.open(path)
+    portable = target.functions == bundle.manifest["functions"]
+    if portable and target.name not in bundle.manifest["variants"]:
+        name = "model.onnx"
+    else:
+        bundle.variant_path(target.name)
+        name = bundle.manifest["variants"][target.name]["model"]
+    quantized = name[: name.rindex("/") + 1] + INT8 if "/" in name else INT8
+    return [bundle.file(x) for x in (name, quantized) if x in bundle.manifest["files"]]
 
 
-def check_model(model: Model, reader: Reader) -> Report:
-    """Hold a model that was read against every rule."""
-    findings = []
+def _findings(model: Model, reader: Reader) -> List[Finding]:
+    """Every place of a model that breaks a rule."""
+    graph = str(model.path)
     try:
-        for rule in rules().values():
-            for where, what in rule.check(model, reader):
-                findings.append(
-                    Finding(rule.id, rule.severity, rule.title, where, what, rule.remedy)
-                )
+        return [
+            Finding(graph, rule.id, rule.severity, rule.title, where, what, rule.remedy)
+            for rule in rules().values()
+            for where, what in rule.check(model, reader)
+        ]
     except RecursionError as error:
         raise BadInput("%s: one of its functions calls itself" % model.path) from error
-    findings.sort(key=lambda finding: (finding.severity != ERROR, finding.rule))
-    return Report(model.path, reader.target.name, reader.name, findings)

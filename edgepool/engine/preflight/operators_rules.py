@@ -6,13 +6,15 @@ from typing import Callable, Dict, Tuple
 
 from .graph import Model, Node
 from .reader import ONNXRUNTIME_IR, Reader
-from .rules import ERROR, Places, rule
+from .rules import ERROR, WARNING, Places, rule
 
 # Their axes became an input in opset 18; ReduceSum's in 13, which TensorRT 8 reads.
 REDUCTIONS = (
     "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd "
     "ReduceSumSquare"
 ).split()
+
+OLDEST_OPSET = 9  # operators.md from 10.0 on
 
 
 @rule(
@@ -98,6 +100,21 @@ def scatter_reduction(model: Model, reader: Reader) -> Places:
         reduction = node.get("reduction", "none")
         if reduction != "none" and (node.op_type == "ScatterND" or reader.before(10)):
             yield node.where, "%s has no reduction '%s' here" % (reader.name, reduction)
+
+
+@rule(
+    "EP009",
+    WARNING,
+    "opset older than the parser's documents go back",
+    "export again with a newer opset, or lift the graph with ONNX's version converter",
+)
+def opset_too_old(model: Model, reader: Reader) -> Places:
+    if not reader.parses or reader.before(10):
+        return
+    for scope in model.scopes:
+        if scope.parent is None and 0 < scope.opset < OLDEST_OPSET:
+            text = "opset %d; %s promises %d and later"
+            yield scope.where or "model", text % (scope.opset, reader.name, OLDEST_OPSET)
 
 
 # Per operator: index of the input that has to be a constant, its name, and for whom.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .rules import ERROR, WARNING
@@ -46,7 +47,8 @@ def html_page(report: Report) -> str:
             )
         )
         for finding in found:
-            row = "<tr><td><code>%s</code></td><td>%s</td></tr>"
-            parts.append(row % (escape(finding.where), escape(finding.what)))
+            row = "<tr><td><code>%s</code></td><td>%s</td><td>%s</td></tr>"
+            name = Path(finding.graph).name
+            parts.append(row % (escape(finding.where), escape(finding.what), escape(name)))
         parts.append("</table>")
     return "\n".join([*parts, "</html>"])
