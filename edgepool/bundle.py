@@ -103,12 +103,6 @@ class Bundle:
         """tokenizer.json, or None where the checkpoint had none."""
         return self.path / "tokenizer.json" if "tokenizer.json" in self.manifest["files"] else None
 
-    @property
-    def size(self) -> int:
-        """Bytes on the disk; graphs may share a file of weights, which then counts once."""
-        paths = [self.path / name for name in self.manifest["files"]]
-        return sum({(x.st_dev, x.st_ino): x.st_size for x in map(os.stat, paths)}.values())
-
     def variant_path(self, target: str) -> Path:
         """The graph lowered for `target`; raises BadInput where the bundle has none."""
         if target not in self.manifest["variants"]:

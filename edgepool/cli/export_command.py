@@ -37,8 +37,9 @@ def command(
     with console.progress() as report:
         bundle = export(model, options, report)
     manifest = bundle.manifest
+    size = sum(record["bytes"] for record in manifest["files"].values())
     if json:
-        record = {"bundle": str(output), "bytes": bundle.size}
+        record = {"bundle": str(output), "bytes": size}
         keys = ("opset", "dtype", "functions", "variants", "parity")
         console.print_json({**record, **{key: manifest[key] for key in keys}})
         return
@@ -57,4 +58,4 @@ def command(
             console.note("note: the prompts were too short for the index to leave a block out")
         if "float16" in parity:
             console.note("computed in float16, every value is finite and within its limit")
-    console.note("wrote %s (%s)" % (output, console.bytes_text(bundle.size)))
+    console.note("wrote %s (%s)" % (output, console.bytes_text(size)))

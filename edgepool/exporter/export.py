@@ -25,7 +25,7 @@ from .probe import read_graph
 from .prove import prove
 from .simplify import Skeleton
 from .stamp import model_skeleton
-from .weights import Weight, is_external, release, weights_of, write_model
+from .weights import Weight, release, weights_of, write_model
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 OPSETS = (20, 21, 22)
@@ -59,7 +59,8 @@ def export(path: Path, options: Options, report: Report = silent) -> Bundle:
         hide_layers(skeleton)
         report("tracing the model", 1, 1)
         weights = weights_of(skeleton, checkpoint.weights)
-        check_space(folder, weights, sum(not is_portable(t, options.opset) for t in targets))
+        written = [target for target in targets if not is_portable(target, options.opset)]
+        check_space(folder, weights, 1 + len(written))
 
         portable = lower.portable(skeleton.model, FORM, options.opset)
         write_model(portable, weights, folder / "model.onnx", report)
@@ -118,9 +119,8 @@ def with_context(config: ModelConfig, max_context: int | None) -> ModelConfig:
     return dataclasses.replace(config, max_context=max_context)
 
 
-def check_space(folder: Path, weights: Sequence[Weight], variants: int) -> None:
-    """Raise BadInput when the disk cannot hold the weights of model.onnx and its variants."""
-    copies = 1 if is_external(weights) else 1 + variants
+def check_space(folder: Path, weights: Sequence[Weight], copies: int) -> None:
+    """Raise BadInput when the disk cannot hold the graphs' weights."""
     needed = sum(weight.nbytes for weight in weights) * copies
     free = shutil.disk_usage(folder).free
     if free < needed:
