@@ -14,20 +14,15 @@ from hypothesis import strategies as st
 
 from edgepool.cli.main import main
 from edgepool.config import IndexConfig, ModelConfig, weight_shapes
-from edgepool.engine.plan import (
+from edgepool.engine.footprint import memory, pages, precisions_of, state_bytes, weight_bytes
+from edgepool.engine.plan import largest, plan
+from edgepool.engine.roofline import (
     attention_flops,
     attention_sum,
     dense,
-    largest,
     linear_flops,
-    memory,
     modes_of,
-    pages,
-    plan,
-    precisions_of,
     speed,
-    state_bytes,
-    weight_bytes,
 )
 from edgepool.errors import BadInput
 from edgepool.model.presets import PRESETS
@@ -86,22 +81,27 @@ def test_weight_bytes_are_those_of_the_file(tiny: Path) -> None:
     graph = onnx.load(tiny / "model.onnx").graph
     names = weight_shapes(TINY)
     stored = sum(len(x.raw_data) for x in graph.initializer if x.name in names)
-    fp32, fp16 = weight_bytes(TINY, precisions_of(CPU)[0]), weight_bytes(TINY, FLOAT)
-    assert fp32 == {"fp32": stored}
-    assert fp16 == {"fp16": stored // 2}
+    assert weight_bytes(TINY, CPU, precisions_of(CPU)[0]) == ({"fp32": stored}, 0)
+    assert weight_bytes(TINY, ORIN, FLOAT) == ({"fp16": stored // 2}, 0)
 
 
 def test_the_1_5b_shape() -> None:
     """Against the figures of its model card and its published file (3.09 GB in BF16)."""
     count = sum(int(np.prod(shape)) for shape in weight_shapes(QWEN).values())
     assert count == pytest.approx(1.54e9, rel=0.01)
-    assert weight_bytes(QWEN, FLOAT) == {"fp16": 2 * count}
+    assert weight_bytes(QWEN, ORIN, FLOAT) == ({"fp16": 2 * count}, 0)
     assert 2 * count == pytest.approx(3.09e9, rel=0.01)
-    stored = weight_bytes(QWEN, INT8)
     embedding = QWEN.vocab_size * QWEN.hidden_size
     down = QWEN.num_layers * QWEN.hidden_size * QWEN.intermediate_size
-    assert stored["int8"] == pytest.approx(count - embedding - down, rel=0.001)
-    assert stored["fp16"] == pytest.approx(2 * (embedding + down), rel=0.001)
+    orin, _ = weight_bytes(QWEN, ORIN, INT8)  # one table, for embedding and head
+    assert orin["int8"] == pytest.approx(count - down, rel=0.001)
+    assert orin["fp16"] == pytest.approx(2 * down, rel=0.001)
+    xavier, gathered = weight_bytes(QWEN, XAVIER, INT8)  # the head's in INT8, the other in FP16
+    assert xavier["int8"] == orin["int8"]
+    assert xavier["fp16"] - orin["fp16"] == gathered == 2 * embedding
+    # The file: a quarter of the FP32 one and the scales, or, for TensorRT 8, all of it.
+    assert 4 * count / 4 < memory(QWEN, ORIN, INT8, 1, 1).file < 0.35 * 4 * count
+    assert memory(QWEN, XAVIER, INT8, 1, 1).file == 4 * count
 
     result = plan(QWEN, XAVIER, 131072)
     kv = 28 * 2 * 2 * (128 + 4) * (131072 + 16)  # layers, K and V, heads, vector and scale
@@ -185,6 +185,7 @@ def test_where_pools_are_copied() -> None:
         need = result.memory["int8"]
         assert need.copies == (need.state if copied else 0)
         assert result.copied_per_step["int8"] == need.copies
+        assert need.kv < result.memory["fp32" if name == "cpu" else "fp16"].kv  # INT8 pages
 
 
 def test_int8_and_sparse_are_never_estimated_slower() -> None:
@@ -202,7 +203,7 @@ def test_decode_of_one_sequence_is_bound_by_the_bytes_it_reads() -> None:
     """A hand calculation: dense FP16, one token of context, MAXN of an Orin."""
     config = dense(QWEN)
     found = speed(config, ORIN, modes_of(ORIN)[0], FLOAT, 1, 1)
-    read = sum(weight_bytes(config, FLOAT).values()) + 28 * 2 * 2 * (128 + 4)
+    read = sum(weight_bytes(config, ORIN, FLOAT)[0].values()) + 28 * 2 * 2 * (128 + 4)
     assert found.decode_tokens_s == pytest.approx(204.8e9 / read)
 
 
