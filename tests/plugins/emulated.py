@@ -27,6 +27,9 @@ KIND = os.environ.get("EDGEPOOL_EMULATED_KIND", "plain")
 HERE = Path(__file__).parent
 TYPES = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.int8): 2}  # edgepool::Type
 TO_DEVICE, TO_HOST = 1, 2  # cudaMemcpyKind
+# A thousand random cases, and of them fifty for the fast tests.
+SEEDS = [range(50), pytest.param(range(50, 1000), marks=pytest.mark.slow)]
+TWENTY = tuple("rand:%d" % seed for seed in range(20))  # schedules
 
 
 class Library:
@@ -153,10 +156,11 @@ def structure(fields: Sequence[tuple[str, Any]], values: dict[str, Any]) -> ctyp
     return record(**values)  # type: ignore[no-any-return]
 
 
-def run_tests(file: str, kind: str, choice: str = "") -> None:
-    """Run the fast tests of a test file again, in a process of its own, with builds of `kind`.
+def run_tests(file: str, kind: str, choice: str = "", marked: str = "not slow") -> None:
+    """Run tests of a file again, in a process of its own, with builds of `kind`.
 
-    AddressSanitizer's library must be the first of a process.
+    `choice` and `marked` are pytest's -k and -m. AddressSanitizer's library must be the first of a
+    process.
     """
     environment = {**os.environ, "EDGEPOOL_EMULATED_KIND": kind}
     if kind == "asan":
@@ -164,7 +168,7 @@ def run_tests(file: str, kind: str, choice: str = "") -> None:
         command = [compiler, "-print-file-name=libasan.so"]
         library = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         environment.update(LD_PRELOAD=library.strip(), ASAN_OPTIONS="detect_leaks=0")
-    arguments = ["-q", "-p", "no:cacheprovider", "-m", "not slow", "-k", choice, file]
+    arguments = ["-q", "-p", "no:cacheprovider", "-m", marked, "-k", choice, file]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", *arguments],
         cwd=toolchain.ROOT, env=environment, capture_output=True, text=True,

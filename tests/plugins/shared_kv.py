@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -144,6 +144,49 @@ def selection(case: Case, rng: np.random.Generator) -> np.ndarray:
         numbers = rng.permutation(blocks + 2)[:count]
         chosen[row][:count] = numbers if rng.random() < 0.2 else np.sort(numbers)
     return chosen
+
+
+def random_bits(rng: np.random.Generator, like: np.ndarray) -> np.ndarray:
+    """Arbitrary words, some of them small."""
+    bits = rng.integers(-(2**31), 2**31, like.shape)
+    small = rng.integers(-3, 12, like.shape)
+    return np.where(rng.random(like.shape) < 0.5, bits, small).astype(np.int32)
+
+
+def any_bits(seed: int) -> tuple[Case, dict[str, np.ndarray]]:
+    """A small case, of no sequence or query now and then, with arbitrary integers and scales."""
+    rng = np.random.default_rng(seed)
+    case = Case(
+        batch=int(rng.integers(0, 3)),
+        length=int(rng.choice([0, 1, 1, 2, 9])),
+        kv_heads=int(rng.integers(1, 3)),
+        group=int(rng.choice([1, 3])),
+        dim=16,
+        page_size=8,
+        block_tokens=int(rng.choice([2, 8])),
+        columns=int(rng.integers(0, 4)),
+        window=int(rng.choice([0, 3, 2**31 - 1])),
+        sinks=int(rng.choice([0, 8, 2**31 - 1])),
+        select=int(rng.integers(2)),
+        k=int(rng.integers(1, 4)),
+        shared=bool(rng.integers(2)),
+        activation=(np.float32, np.float16)[seed % 2],
+        quantised=bool(rng.integers(2)),
+        seed=seed,
+    )
+    data = inputs(replace(case, batch=max(case.batch, 1), columns=max(case.columns, 1)))
+    if case.columns == 0:
+        data["page_table"] = data["page_table"][:, :0]
+    for name in ("page_table", "past_len", "new_len", "selected"):
+        data[name] = random_bits(rng, data[name])
+    if case.quantised:
+        for name in ("k_scale", "v_scale"):
+            data[name] = random_bits(rng, data[name]).view(np.float32)
+    return case, data
+
+
+def state_of(case: Case) -> tuple[str, ...]:
+    return STATE if case.quantised else STATE[:2]
 
 
 def attributes(case: Case) -> tuple[int, int, int, float, int]:

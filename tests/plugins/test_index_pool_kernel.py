@@ -198,13 +198,24 @@ MODES = [
 ]
 
 
+@pytest.mark.parametrize("sm", [72, 80])
+@pytest.mark.parametrize(
+    "schedules", [("rand:4",), pytest.param(emulated.TWENTY, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("case", MODES, ids=lambda c: f"{c.weighting}-{c.post_norm}-{c.fuse}")
-def test_every_mode(library: emulated.Library, case: Case) -> None:
-    """All of a long prefill, so that every block of the grid works."""
+def test_every_mode(
+    library: emulated.Library, case: Case, schedules: tuple[str, ...], sm: int
+) -> None:
+    """All of a long prefill, so that every block of the grid works; the same bits in any order."""
     case = replace(case, length=97, columns=16, heads=3, dim=64, seed=1)
-    library.imitate(80, "rand:4")
     data = inputs(case)
-    assert_same(case, execute(library, case, data), define(case, data))
+    library.imitate(sm)
+    once = execute(library, case, data)
+    assert_same(case, once, define(case, data))
+    for schedule in schedules:
+        library.imitate(sm, schedule)
+        for a, b in zip(once, execute(library, case, data)):
+            assert a.tobytes() == b.tobytes()
 
 
 def test_step_by_step_equals_at_once(library: emulated.Library) -> None:
@@ -274,10 +285,10 @@ def random_bits(rng: np.random.Generator, like: np.ndarray) -> np.ndarray:
     return np.where(rng.random(like.shape) < 0.5, bits, small).astype(np.int32)
 
 
-@pytest.mark.parametrize("part", range(10))
-def test_any_bits(library: emulated.Library, part: int) -> None:
+@pytest.mark.parametrize("seeds", emulated.SEEDS)
+def test_any_bits(library: emulated.Library, seeds: range) -> None:
     """Arbitrary integers everywhere: no fault, and the null page keeps its content."""
-    for seed in range(part * 100, part * 100 + 100):
+    for seed in seeds:
         rng = np.random.default_rng(seed)
         case = Case(
             batch=int(rng.integers(0, 3)),
@@ -330,6 +341,29 @@ def test_bytes_of_decode(library: emulated.Library, weighting: str, context: int
     assert expected <= moved <= 1.15 * expected
 
 
+def test_index_beyond_two_gigabytes(library: emulated.Library) -> None:
+    """Offsets are 64 bits wide: the last pages of an index of 2^31 + 2^26 elements are written."""
+    if emulated.KIND != "plain":
+        pytest.skip("the watched builds keep a shadow of every byte")
+    case = Case(batch=1, length=32, heads=1, dim=256, per_page=8, columns=1, quantised=True)
+    data = inputs(case)
+    data.update(
+        page_table=np.ones((1, 1), np.int32),
+        past_len=np.zeros(1, np.int32),
+        new_len=np.full(1, 32, np.int32),
+    )
+    _, want, want_scale = execute(library, case, data)
+    per_page = case.per_page * case.dim
+    pages = ((1 << 31) + (1 << 26)) // per_page
+    with library.memory() as memory:
+        pool, scale = memory.allocate(pages * per_page), memory.allocate(pages * 32)
+        far = dict(data, page_table=np.full((1, 1), pages - 1, np.int32))
+        execute(library, case, far, index_pool=pool, index_scale=scale, NP=pages)
+        last = pool + (pages - 1) * per_page, scale + (pages - 1) * 32
+        np.testing.assert_array_equal(memory.get(last[0], want[:, 1]), want[:, 1])
+        np.testing.assert_array_equal(memory.get(last[1], want_scale[:, 1]), want_scale[:, 1])
+
+
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
@@ -359,3 +393,8 @@ def test_refuses(library: emulated.Library, changed: dict[str, int], reason: str
 def test_under_watch(kind: str) -> None:
     """All of the above with every access watched."""
     emulated.run_tests(__file__, kind)
+
+
+@pytest.mark.slow
+def test_thousand_cases_under_address_sanitizer() -> None:
+    emulated.run_tests(__file__, "asan", "test_any_bits", marked="")

@@ -150,7 +150,10 @@ ATTENTION = [
         "end_ = min(steps, (split + 1) * each - 1);", detail="a step",
     ),
     Fault("lost split", "if (w == way)", "if (w == way && w < 3)", detail="a warp"),
-    Fault("unaligned load", "<P>(pool, token, D_, column))", "<P>(pool, token, D_, column + 1))", (72,)),
+    Fault(
+        "unaligned load", "<P>(pool, token, D_, column))", "<P>(pool, token, D_, column + 1))",
+        (72,),
+    ),
     Fault(
         "unaligned load", "v_pool, token, D_, column))", "v_pool, token, D_, column + 1))", (80,)
     ),
@@ -285,6 +288,22 @@ def test_every_piece_is_in_the_source_once(name: str) -> None:
 def test_nothing_planted(name: str, sm: int, build: str) -> None:
     operator = OPERATORS[name]
     assert not operator.fails(operator.build(build), sm)
+
+
+@pytest.mark.slow
+def test_volta_runs_no_instruction_that_it_lacks() -> None:
+    """The Ampere engine in Volta's place: it does not compile for Arch<72>, and the kernel compiled
+    for Arch<80> fails on an imitated sm_72."""
+    operator = OPERATORS["SharedKVRead"]
+    engine = "using Type = Simt<T, P, DP>;"
+    with pytest.raises(pytest.fail.Exception, match="this architecture has no mma"):
+        operator.build("plain", (engine, "using Type = Tensor<A, P, DP>;"))
+    library = operator.build("plain", (engine, "using Type = Tensor<gpu::Arch<80>, P, DP>;"))
+    case = TELLING[0]
+    data = shared_kv.inputs(case)
+    shared_kv.execute(library, case, data, 80, write=False)
+    with pytest.raises(AssertionError, match="sm_80"):
+        shared_kv.execute(library, case, data, 72, write=False)
 
 
 @pytest.mark.slow
