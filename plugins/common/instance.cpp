@@ -76,9 +76,7 @@ const char* name_of(Element type) {
   }
   return "another type";
 }
-size_t bytes_of(Element type) {
-  return type == Element::s8 ? 1 : type == Element::f16 ? 2 : 4;
-}
+size_t bytes_of(Element type) { return type == Element::s8 ? 1 : type == Element::f16 ? 2 : 4; }
 
 int32_t get(const Image& params, size_t offset) {
   int32_t value;
@@ -174,10 +172,14 @@ bool type_fits(const Operator& op, int at, Element type, F type_of) {
 void expected_type(const Operator& op, int at, Message& message) {
   const Tensor& tensor = tensor_at(op, at);
   const int first = first_of(op, tensor.kind);
-  if (tensor.kind == Kind::f32) message.add("expected float32");
-  else if (tensor.kind == Kind::i32) message.add("expected int32");
-  else if (first != at) message.add("expected the type of %s", op.inputs[first].name);
-  else if (tensor.kind == Kind::T) message.add("expected float32 or float16");
+  if (tensor.kind == Kind::f32)
+    message.add("expected float32");
+  else if (tensor.kind == Kind::i32)
+    message.add("expected int32");
+  else if (first != at)
+    message.add("expected the type of %s", op.inputs[first].name);
+  else if (tensor.kind == Kind::T)
+    message.add("expected float32 or float16");
   else
     message.add("expected int8, or the type of %s", op.inputs[first_of(op, Kind::T)].name);
 }
@@ -186,8 +188,8 @@ bool check_counts(const Instance& plugin, int32_t inputs, int32_t outputs, Messa
   const Operator& op = *plugin.op;
   if (inputs == op.inputs.count && outputs == op.outputs.count) return true;
   return of(plugin, message)
-      .refuse("expected %d inputs and %d outputs, got %d and %d", op.inputs.count,
-              op.outputs.count, inputs, outputs);
+      .refuse("expected %d inputs and %d outputs, got %d and %d", op.inputs.count, op.outputs.count,
+              inputs, outputs);
 }
 
 }  // namespace
@@ -313,7 +315,8 @@ bool check_elements(const Instance& plugin, bool output, const Tensor& tensor, c
       if (j != i) page_over |= __builtin_mul_overflow(page, view.dims[j], &page);
     if (!page_over && page < kTooMany)
       message.add(", which TensorRT cannot hold: the largest pool that fits has NP = %" PRId64
-                  " pages", (kTooMany - 1) / page);
+                  " pages",
+                  (kTooMany - 1) / page);
   }
   return false;
 }
@@ -437,6 +440,7 @@ void set_pointer(Image& params, const Tensor& tensor, const void* pointer) {
 
 bool fails(const Instance& plugin, cudaError_t error, const char* doing, Message& message) {
   if (error == cudaSuccess) return false;
+  cudaGetLastError();  // or the next launch would seem to fail
   of(plugin, message).add("%s: %s", doing, cudaGetErrorString(error));
   return true;
 }

@@ -57,7 +57,8 @@ bool supports(const Operator&, int32_t at, const View* tensors, int32_t inputs, 
 bool output_type(const Instance&, int32_t output, const Element* inputs, int32_t count, Element&,
                  Message&);
 
-// What a launch needs but for pointers. workspace_bytes: enough for these sizes and for smaller ones.
+// What a launch needs but for pointers. workspace_bytes: enough for these sizes and for smaller
+// ones.
 struct Prepared {
   Image params;
   Device device;

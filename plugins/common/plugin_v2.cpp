@@ -61,7 +61,8 @@ bool read(const void* data, size_t size, Instance& plugin, Message& message) {
   if (std::memcmp(&header, &expected, sizeof header) != 0)
     return message.refuse(
         "%s: the serialised plugin is of another operator or version (format %u, expected %u): "
-        "build the engine again", op.name, header.format, expected.format);
+        "build the engine again",
+        op.name, header.format, expected.format);
   const char* from = static_cast<const char*>(data) + sizeof header;
   for (const Attribute& a : op.attributes) {
     int32_t bits;

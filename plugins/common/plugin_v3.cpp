@@ -3,13 +3,10 @@
 
 #if !EDGEPOOL_USES_V2
 
-#include <atomic>
 #include <new>
 
 namespace edgepool {
 namespace plugin {
-
-extern std::atomic<nvinfer1::ILoggerFinder*> logger_finder;  // tensorrt.cpp
 
 // State that a plugin updates in place, since TensorRT 10.3.
 #if NV_TENSORRT_MAJOR > 10 || NV_TENSORRT_MINOR >= 3
@@ -58,8 +55,8 @@ class PluginV3 final : public nvinfer1::IPluginV3,
                              int32_t n_inputs) const noexcept override {
     return status([&](Message& message) {
       if (!outputs || !inputs || n_outputs != op().outputs.count || n_inputs != op().inputs.count)
-        return message.refuse("%s: expected %d inputs and %d outputs", op().name,
-                              op().inputs.count, op().outputs.count);
+        return message.refuse("%s: expected %d inputs and %d outputs", op().name, op().inputs.count,
+                              op().outputs.count);
       Element types[kMaxTensors];
       for (int i = 0; i < n_inputs; ++i) types[i] = element_of(inputs[i]);
       for (int i = 0; i < n_outputs; ++i) {
@@ -146,9 +143,7 @@ class PluginV3 final : public nvinfer1::IPluginV3,
   }
 
   // Nothing belongs to a context: all that a plugin has are its attributes.
-  PluginV3* attachToContext(nvinfer1::IPluginResourceContext*) noexcept override {
-    return clone();
-  }
+  PluginV3* attachToContext(nvinfer1::IPluginResourceContext*) noexcept override { return clone(); }
   const nvinfer1::PluginFieldCollection* getFieldsToSerialize() noexcept override {
     return &fields_.collection;
   }
@@ -181,14 +176,13 @@ class CreatorV3 final : public nvinfer1::IPluginCreatorV3One {
     fields_.describe(op);
   }
 
-  nvinfer1::IPluginV3* createPlugin(const char* name,
-                                    const nvinfer1::PluginFieldCollection* fields,
+  nvinfer1::IPluginV3* createPlugin(const char* name, const nvinfer1::PluginFieldCollection* fields,
                                     nvinfer1::TensorRTPhase) noexcept override {
     Instance instance;
     instance.op = op_;
     instance.name_layer(name);
-    const bool parsed = succeeds(
-        *op_, [&](Message& message) { return parse_fields(fields, instance, message); });
+    const bool parsed =
+        succeeds(*op_, [&](Message& message) { return parse_fields(fields, instance, message); });
     return parsed ? new (std::nothrow) PluginV3(instance) : nullptr;
   }
   const nvinfer1::PluginFieldCollection* getFieldNames() noexcept override {
@@ -233,7 +227,7 @@ getCreators(int32_t& count) {
 }
 extern "C" __attribute__((visibility("default"))) void setLoggerFinder(
     nvinfer1::ILoggerFinder* finder) {
-  edgepool::plugin::logger_finder.store(finder);
+  edgepool::plugin::set_logger_finder(finder);
 }
 
 #endif

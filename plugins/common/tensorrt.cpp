@@ -24,15 +24,20 @@ void* tensorrt_function(const char* name) {
 
 // ---- the log ----
 #if !EDGEPOOL_USES_V2
+namespace {
 std::atomic<nvinfer1::ILoggerFinder*> logger_finder{nullptr};
+}  // namespace
+void set_logger_finder(nvinfer1::ILoggerFinder* finder) noexcept { logger_finder.store(finder); }
 #endif
 
 namespace {
 
-nvinfer1::ILogger* logger() {
+nvinfer1::ILogger* logger() noexcept {
 #if !EDGEPOOL_USES_V2
-  if (nvinfer1::ILoggerFinder* finder = logger_finder.load())
-    if (nvinfer1::ILogger* found = finder->findLogger()) return found;
+  try {
+    if (nvinfer1::ILoggerFinder* finder = logger_finder.load())
+      if (nvinfer1::ILogger* found = finder->findLogger()) return found;
+  } catch (...) { return nullptr; }
 #endif
   const auto get = reinterpret_cast<nvinfer1::ILogger* (*)()>(tensorrt_function("getLogger"));
   return get ? get() : nullptr;
@@ -41,11 +46,10 @@ nvinfer1::ILogger* logger() {
 }  // namespace
 
 void log_error(const char* text) noexcept {
-  try {
-    if (nvinfer1::ILogger* log = logger()) return log->log(nvinfer1::ILogger::Severity::kERROR, text);
-  } catch (...) {  // a finder may throw
-  }
-  std::fprintf(stderr, "%s\n", text);
+  if (nvinfer1::ILogger* log = logger())
+    log->log(nvinfer1::ILogger::Severity::kERROR, text);
+  else
+    std::fprintf(stderr, "%s\n", text);
 }
 
 // ---- tensors ----
@@ -237,9 +241,8 @@ bool output_shape(const Instance& plugin, int32_t output, const nvinfer1::DimsEx
     if (axis.of == Axis::size)
       shape.d[i] = extent_of(op, axis.value, inputs);
     else
-      shape.d[i] = builder.constant(axis.of == Axis::number
-                                        ? axis.value
-                                        : attribute_bits(plugin, op.attributes[axis.value]));
+      shape.d[i] = builder.constant(
+          axis.of == Axis::number ? axis.value : attribute_bits(plugin, op.attributes[axis.value]));
     if (!shape.d[i])
       return message.refuse("%s: output %s: the extent of dimension %d is unknown", op.name,
                             tensor.name, i);

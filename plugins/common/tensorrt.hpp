@@ -22,10 +22,13 @@ namespace plugin {
 constexpr const char* kVersion = "1";
 constexpr const char* kNamespace = "edgepool";
 
-// A function of the TensorRT that this process has loaded, which this library does not link to; null
-// without one.
+// A function of the TensorRT that this process has loaded, which this library does not link to;
+// null without one.
 void* tensorrt_function(const char* name);
 
+#if !EDGEPOOL_USES_V2
+void set_logger_finder(nvinfer1::ILoggerFinder* finder) noexcept;
+#endif
 void log_error(const char* text) noexcept;
 
 // Runs f, which fills a message and returns whether it succeeded; logs the message if it did not.
@@ -34,9 +37,7 @@ bool succeeds(const Operator& op, F f) noexcept {
   Message message;
   try {
     if (f(message)) return true;
-  } catch (const std::exception& e) {
-    message.add("%s: %s", op.name, e.what());
-  } catch (...) {
+  } catch (const std::exception& e) { message.add("%s: %s", op.name, e.what()); } catch (...) {
     message.add("%s: an unknown exception", op.name);
   }
   log_error(message.text());
@@ -58,8 +59,8 @@ template <class Desc>
 bool views_of(const Operator& op, const Desc* tensors, int32_t count, Views& views,
               Message& message) {
   if (count < 0 || count > kMaxTensors)
-    return message.refuse("%s: expected %d inputs and %d outputs, got %d", op.name,
-                          op.inputs.count, op.outputs.count, count);
+    return message.refuse("%s: expected %d inputs and %d outputs, got %d", op.name, op.inputs.count,
+                          op.outputs.count, count);
   if (count > 0 && !tensors)
     return message.refuse("%s: the tensors' descriptions are null", op.name);
   for (int32_t i = 0; i < count; ++i) views.items[i] = view_of(tensors[i]);
