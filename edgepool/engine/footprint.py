@@ -163,11 +163,11 @@ def takes_pairs(target: Target) -> bool:
 
 
 def file_bytes(config: ModelConfig, target: Target, precision: Precision) -> int:
-    """Weights in the ONNX file: matrices in INT8 with FP32 scales, or all in floats."""
+    """Weights in the ONNX file: matrices in INT8, or for TensorRT 8 in FP32, with FP32 scales."""
     total = 0
     for shape in weight_shapes(config).values():
-        if precision.int8 and is_linear(shape) and not takes_pairs(target):
-            total += product(shape) + 4 * shape[0]
+        if precision.int8 and is_linear(shape):
+            total += product(shape) * (4 if takes_pairs(target) else 1) + 4 * shape[0]
         else:
             total += product(shape) * (4 if precision.int8 else precision.itemsize)
     return total
