@@ -72,6 +72,7 @@ int main() {
         for (int sm : {72, 80}) {
           index_pool_select(S, 4, 128, sm, activation, storage);   // `keys`
           index_pool_select(S, 32, 128, sm, activation, storage);  // `learned`
+          index_pool_select(S, 8, 16, sm, activation, storage);    // affinities cost more than vectors
         }
         for (int D : {64, 128, 256})
           for (int select : {0, 1}) {
