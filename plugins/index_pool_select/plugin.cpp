@@ -1,4 +1,6 @@
 // The TensorRT plugin of IndexPoolSelect: edgepool/ops/index_pool_select.py.
+#include <algorithm>
+
 #include "common/operator.hpp"
 #include "index_pool_select/kernel.cuh"
 
@@ -37,7 +39,17 @@ struct Kernel {
     p.sm = device.sm, p.multiprocessors = device.multiprocessors;
   }
   static const char* problem(const Params& p) { return index_pool_select::problem(p); }
-  static size_t workspace_bytes(const Params& p) { return index_pool_select::workspace_bytes(p); }
+  // Few queries store their affinities, and may take more than many, which do not. TensorRT asks for
+  // the most of a profile only.
+  static size_t workspace_bytes(const Params& p) {
+    size_t most = index_pool_select::workspace_bytes(p);
+    if (p.scoring == Scoring::softmax && !detail::basic_plan(p).stored) {
+      Params few = p;
+      for (few.S = 1; few.S < p.S && detail::basic_plan(few).stored; ++few.S)
+        most = std::max(most, index_pool_select::workspace_bytes(few));
+    }
+    return most;
+  }
   static cudaError_t launch(Params& p, const plugin::Launch& l) {
     p.workspace = l.workspace, p.workspace_size = l.workspace_bytes;
     p.stream = l.stream;
