@@ -4,8 +4,8 @@
 
 SmolLM2-135M's shape with random weights, FP32, batch 1, pools pre-filled. `sparse` is the exported
 portable graph at a budget of 1,024 tokens, run by edgepool's own session; `dense` is the best that
-ONNX Runtime offers for the same weights (`dense.py`), its cache bound in place too. The two run in
-turn, so that a machine that slows down slows both; figures are medians.
+ONNX Runtime offers for the same weights (`dense.py`), its cache bound in place too. The two take
+turns of several steps, so that a machine that slows down slows both; figures are medians.
 
 The byte floor is the ratio of the bytes that each must read in a step: it is what the ratio of the
 times would be if both ran at the bandwidth of the memory.
@@ -29,9 +29,8 @@ import torch
 from edgepool.checkpoint import Retrofit, random_weights
 from edgepool.config import ModelConfig, state_specs
 from edgepool.exporter.export import hide_layers
-from edgepool.exporter.graph import STEP_INPUTS, trace_model
 from edgepool.exporter.lower import portable
-from edgepool.exporter.simplify import simplify
+from edgepool.exporter.stamp import model_skeleton
 from edgepool.exporter.weights import weights_of, write_model
 from edgepool.runtime.ort_session import OrtBackend
 from edgepool.runtime.session import physical_pages
@@ -139,16 +138,31 @@ class Dense:
         self.session.run_with_iobinding(self.binding)
 
 
-def in_turn(runs: dict[str, Callable[[], None]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each call, the calls taken in turn, after one of each that does not count."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for turn in range(repeats + 1):
+def in_turn(
+    runs: dict[str, Callable[[], None]], turns: int, warm: int, counted: int
+) -> dict[str, np.ndarray]:
+    """Seconds [turns, counted] of the calls: in its turn each makes `warm` ones, then counted ones.
+
+    Turns of several calls, because a session's worker threads spin for a while after a call, for
+    the next: where two sessions of one process take call after call in turn, each runs with a core
+    that the other's workers burn, and nobody serves a model like that.
+    """
+    seconds: dict[str, list[list[float]]] = {name: [] for name in runs}
+    for _ in range(turns):
         for name, run in runs.items():
-            started = time.perf_counter()
-            run()
-            if turn:
-                seconds[name].append(time.perf_counter() - started)
-    return seconds
+            times = []
+            for _ in range(warm + counted):
+                started = time.perf_counter()
+                run()
+                times.append(time.perf_counter() - started)
+            seconds[name].append(times[warm:])
+    return {name: np.array(times) for name, times in seconds.items()}
+
+
+def times_faster(seconds: dict[str, np.ndarray]) -> float:
+    """Dense over sparse: the median over the turns, each of which has the machine of its minute."""
+    dense, sparse = (np.median(seconds[name], axis=1) for name in ("dense", "sparse"))
+    return float(np.median(dense / sparse))
 
 
 def prefill(model: Sparse | Dense, tokens: int) -> None:
@@ -159,9 +173,7 @@ def prefill(model: Sparse | Dense, tokens: int) -> None:
 def write_graphs(folder: Path, config: ModelConfig) -> int:
     """Both graphs with the same random weights; returns the bytes of weights that a step reads."""
     weights = {name: weight.read() for name, weight in random_weights(config, 0).items()}
-    skeleton = simplify(
-        trace_model(config, torch.float32), len(STEP_INPUTS) + len(state_specs(config))
-    )
+    skeleton = model_skeleton(config, torch.float32)
     hide_layers(skeleton)
     write_model(portable(skeleton.model), weights_of(skeleton, weights), folder / "sparse.onnx")
     arrays = {name: weight.float().numpy() for name, weight in weights.items()}
@@ -179,20 +191,21 @@ def measure(
             "sparse": lambda: sparse.step(context - 1, 1),
             "dense": lambda: dense.step(context - 1, 1),
         },
-        options.repeats,
+        options.turns,
+        warm=2,
+        counted=6,
     )
     row: dict[str, object] = {"context": context}
     for name, times in seconds.items():
         read = traffic(config, weight_bytes, context, name == "dense")
         row[name] = {
             "median_ms": float(np.median(times)) * 1e3,
-            "min_ms": min(times) * 1e3,
-            "max_ms": max(times) * 1e3,
+            "min_ms": float(times.min()) * 1e3,
+            "max_ms": float(times.max()) * 1e3,
             "bytes": {**asdict(read), "total": read.total},
             "gb_per_s": read.total / float(np.median(times)) / 1e9,
         }
-    pairs = [d / s for d, s in zip(seconds["dense"], seconds["sparse"])]
-    row["speedup"] = float(np.median(pairs))
+    row["speedup"] = times_faster(seconds)
     row["byte_floor"] = row["dense"]["bytes"]["total"] / row["sparse"]["bytes"]["total"]
     return row
 
@@ -202,15 +215,16 @@ def measure_prefill(folder: Path, config: ModelConfig, tokens: int, options) -> 
     dense = Dense(folder / "dense.onnx", config, tokens, options.threads)
     seconds = in_turn(
         {"sparse": lambda: prefill(sparse, tokens), "dense": lambda: prefill(dense, tokens)},
-        options.prefill_repeats,
+        options.prefill_turns,
+        warm=0,
+        counted=1,
     )
-    pairs = [d / s for d, s in zip(seconds["dense"], seconds["sparse"])]
     return {
         "tokens": tokens,
         "chunk": CHUNK,
         "sparse_tokens_per_s": tokens / float(np.median(seconds["sparse"])),
         "dense_tokens_per_s": tokens / float(np.median(seconds["dense"])),
-        "speed_of_dense": float(np.median(pairs)),
+        "speed_of_dense": times_faster(seconds),
     }
 
 
@@ -242,9 +256,9 @@ def plot(rows: list[dict], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--contexts", default="1024,4096,8192,16384,65536")
-    parser.add_argument("--repeats", type=int, default=11)
+    parser.add_argument("--turns", type=int, default=5, help="of 2 steps and 6 that count")
     parser.add_argument("--prefill", type=int, default=8192, help="tokens; 0: leave it out")
-    parser.add_argument("--prefill-repeats", type=int, default=3)
+    parser.add_argument("--prefill-turns", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("-o", "--output", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()

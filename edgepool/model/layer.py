@@ -70,18 +70,21 @@ class Layer(nn.Module):
     def attend(self, x: Tensor, step: Step) -> Tensor:
         """Grouped-query attention of [B,S,hidden] over the layer's pages, updated first."""
         c = self.config
-        batch, seq, _ = x.shape
-        q = self.q_proj(x).view(batch, seq, c.num_heads, c.head_dim)
-        q = self._place(q, self.q_norm if c.qk_norm else None, step)
+        q = self.q_proj(x).unflatten(2, (c.num_heads, c.head_dim))
+        q = self.q_norm(q) if c.qk_norm else q
         if not self.writes:
+            q = rotate(q, step.cos, step.sin) if self.rotary else q
             out = ops.shared_kv_read(
                 q, *self._pages(step), *step.paging, self._select(x, q, step), *self._span()
             )
-            return self.o_proj(out.reshape(batch, seq, -1))
+            return self.o_proj(out.flatten(2))
 
-        k = self.k_proj(x).view(batch, seq, c.num_kv_heads, c.head_dim)
-        k = self._place(k, self.k_norm if c.qk_norm else None, step)
-        v = self.v_proj(x).view(batch, seq, c.num_kv_heads, c.head_dim)
+        k = self.k_proj(x).unflatten(2, (c.num_kv_heads, c.head_dim))
+        k = self.k_norm(k) if c.qk_norm else k
+        v = self.v_proj(x).unflatten(2, (c.num_kv_heads, c.head_dim))
+        if self.rotary:  # queries and keys together: half as many operations
+            placed = rotate(torch.cat([q, k], 2), step.cos, step.sin)
+            q, k = placed.split([c.num_heads, c.num_kv_heads], 2)
         if c.owns_index(self.layer):
             self.index.write(x, q, k, step)
         selected = self._select(x, q, step)
@@ -91,11 +94,7 @@ class Layer(nn.Module):
         for name, tensor in zip(self._page_names(), pages):
             if name in step.state:
                 step.state[name] = tensor
-        return self.o_proj(out.reshape(batch, seq, -1))
-
-    def _place(self, x: Tensor, norm: RMSNorm | None, step: Step) -> Tensor:
-        x = x if norm is None else norm(x)
-        return rotate(x, step.cos, step.sin) if self.rotary else x
+        return self.o_proj(out.flatten(2))
 
     def _page_names(self) -> list[str]:
         return [f"{part}.{self.donor}" for part in ("k_pool", "v_pool", "k_scale", "v_scale")]

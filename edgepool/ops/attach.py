@@ -49,7 +49,7 @@ def attach_functions(model: onnx.ModelProto, form: str = "auto") -> None:
 def site_function(operator: Operator, site: Site, form: str, name: str) -> onnx.FunctionProto:
     """The operator's body for one site."""
     body = Body()
-    operator.body(body, site, form)
+    values = operator.body(body, site, form)
     return function(
         DOMAIN,
         name,
@@ -57,6 +57,7 @@ def site_function(operator: Operator, site: Site, form: str, name: str) -> onnx.
         [x.name for x in operator.outputs],
         [x.name for x in operator.attributes],
         body,
+        values,
     )
 
 

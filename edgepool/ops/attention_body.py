@@ -9,8 +9,8 @@ A hidden token gets weight 0 by adding HIDDEN to its score. Pages must hold fini
 
 from __future__ import annotations
 
-from .body import FLOAT, INT8, INT64, Body
-from .pieces import HIDDEN, as_float, first_local_block, one_token, positions
+from .body import INT8, INT64, Body
+from .pieces import HIDDEN, as_float, as_stored, first_local_block, one_token, positions
 from .registry import Site
 
 FEW = 8  # queries up to which gathering blocks pays
@@ -19,8 +19,8 @@ NOWHERE = 1 << 30  # a position that no query reaches
 Pool = tuple[str, str]  # names of a pool and of its scales
 
 
-def attention(b: Body, site: Site, form: str, keys: Pool, values: Pool) -> None:
-    """Add the nodes that make `out` from q, pools that hold the new tokens, and `selected`."""
+def attention(b: Body, site: Site, form: str, keys: Pool, values: Pool) -> str:
+    """`out` [B, S, H, D] from q, pools that hold the new tokens, and `selected`."""
     if not site["select"]:
         out = _every(b, site, keys, values)
     elif form == "mask":
@@ -40,89 +40,90 @@ def attention(b: Body, site: Site, form: str, keys: Pool, values: Pool) -> None:
             (one, [_gather(one, b, site, keys, values, single=True)]),
             (more, several),
         )
-    out = b.reshape(out, 0, 0, site["H"], site["D"])
-    if site.activation != FLOAT:
-        out = b.cast(out, site.activation)
-    b.Identity(out, result="out")
+    return as_stored(b, b.reshape(out, 0, 0, site["H"], site["D"]), site.activation)
 
 
 # ------------------------------------------------------------------------------------- few queries
 
 
 def _gather(b: Body, shared: Body, site: Site, keys: Pool, values: Pool, single: bool) -> str:
-    """[B, S, Hkv, G, D]. What is the same in every layer is computed in `shared`."""
-    heads, block_tokens = site["Hkv"], site["block_tokens"]
-    per_page = site["T"] // block_tokens
-    table, first = _block_table(shared, site)
-    fixed, fixed_bias = _fixed_blocks(shared, site, table, first, single)
+    """[B, S, Hkv, G, 1, D]. What all layers share, where queries are `single`, is in `shared`."""
+    heads, dim, block_tokens = site["Hkv"], site["D"], site["block_tokens"]
+    rows, bias, first = _block_tables(shared, site, single)
+    fixed = shared.Add(_fixed_blocks(shared, site, single), first)
+    block = b.Concat(fixed, b.Add("selected", first), axis=3)  # [B, S, Hkv, blocks]
+    row = b.Gather(rows, block)
 
-    chosen = b.Gather(table, b.Add("selected", first))  # [B, S, Hs, K]
-    shown = b.Greater(b.unsqueeze(chosen, 4), 0)
-    bias = b.Where(shown, b.constant([0.0] * block_tokens, "float32"), HIDDEN)
-    bias = b.Concat(fixed_bias, bias, axis=3)  # [B, S, Hs, blocks, block_tokens]
-    bias = b.reshape(bias, 0, 0, site["Hs"], 1, -1)
-    head = b.constant([[h * per_page] for h in range(heads)], "int32")
-    rows = b.Add(b.Concat(fixed, chosen, axis=3), head)  # [B, S, Hkv, blocks]
+    def fetch(table: str, row: str, *shape: int) -> str:
+        return b.reshape(b.Gather(table, row), 0, 0, heads, *shape)
 
-    def fetch(pool: str, width: int, *shape: int) -> str:
-        return b.reshape(b.Gather(b.reshape(pool, -1, block_tokens * width), rows), *shape)
+    def stored(pool: str, width: int) -> str:
+        return b.reshape(pool, -1, block_tokens * width)
 
-    k, v = (fetch(x[0], site["D"], 0, 0, heads, -1, site["D"]) for x in (keys, values))
-    query = b.reshape(_query(b, site), 0, 0, heads, site["H"] // heads, site["D"])
-    k, v = as_float(b, k, site.storage), as_float(b, v, site.storage)
+    k = as_float(b, fetch(stored(keys[0], dim), row, -1, dim), site.storage)
+    v = as_float(b, fetch(stored(values[0], dim), row, 1, -1, dim), site.storage)
+    query = b.Mul(_queries(b, site), site["scale"])
     scores = b.MatMul(query, b.transpose(k, 0, 1, 2, 4, 3))  # [B, S, Hkv, G, tokens]
     if site.storage == INT8:
-        scores = b.Mul(scores, fetch(keys[1], 1, 0, 0, heads, 1, -1))
-    weight = b.Softmax(b.Add(scores, bias), axis=-1)
+        scores = b.Mul(scores, fetch(stored(keys[1], 1), row, 1, -1))
+    weight = b.Softmax(b.Add(scores, fetch(bias, block, 1, -1)), axis=-1)
     if site.storage == INT8:
-        weight = b.Mul(weight, fetch(values[1], 1, 0, 0, heads, 1, -1))
-    return b.MatMul(weight, v)
+        weight = b.Mul(weight, fetch(stored(values[1], 1), row, 1, -1))
+    # A vector at a time, the CPU reads v where it is; for a few vectors, it would copy v first.
+    return b.MatMul(b.unsqueeze(weight, 4), v)
 
 
-def _block_table(b: Body, site: Site) -> tuple[str, str]:
-    """Where blocks are stored: for each block the row of its head 0 in a pool seen as rows of
-    block_tokens tokens, 0 where it has no page. Flat int32 over sequences, each with a null page in
-    front and behind; and the place of each sequence's block 0 in it, int32 [B, 1, 1, 1].
+def _block_tables(b: Body, site: Site, single: bool) -> tuple[str, str, str]:
+    """For each query and head, where its blocks are stored and what of them it sees.
 
-    Block -1 leads to a null page, and the row of a null page reads zeros.
+    rows int32 [n]: the row of a block in a pool seen as rows of block_tokens tokens of a head; a
+    block without a page or after the query is the null page's, which reads zeros.
+    bias float32 [n, block_tokens]: 0 for tokens that the query sees, HIDDEN for the others.
+    first int32 [B, S, Hkv, 1]: the place of block 0 in both; a null page stands on either side, so
+    that block -1 and the block after the last can be asked for.
     """
-    per_page = site["T"] // site["block_tokens"]
+    heads, block_tokens, per_page = site["Hkv"], site["block_tokens"], _blocks_per_page(site)
+    position, real = positions(b, 1 if single else b.count("q", 1))
+    position = b.unsqueeze(b.Where(real, position, -1), 2)  # [B, S, 1]
     pages = b.Pad("page_table", [0, 1, 0, 1])
-    table = b.Mul(pages, site["Hkv"] * per_page)
+    blocks = b.Mul(b.count(pages, 1), per_page)
+    start = b.Mul(b.Sub(b.range(blocks), per_page), block_tokens)
+    row = b.Mul(pages, heads * per_page)
     if per_page > 1:
         inside = b.Where(b.unsqueeze(b.Greater(pages, 0), 2), b.range(per_page), 0)
-        table = b.Add(b.unsqueeze(table, 2), inside)
-    blocks = b.Mul(b.count(pages, 1), per_page)
-    first = b.Add(b.Mul(b.range(b.count(pages, 0)), blocks), per_page)
-    return b.reshape(table, -1), b.unsqueeze(first, 1, 2, 3)
+        row = b.reshape(b.Add(b.unsqueeze(row, 2), inside), 0, -1)
+    row = b.Where(b.LessOrEqual(start, position), b.unsqueeze(row, 1), 0)  # [B, S, blocks]
+    token = b.Add(b.unsqueeze(start, 1), b.range(block_tokens))
+    shown = b.LessOrEqual(token, b.unsqueeze(position, 3))
+    shown = b.And(shown, b.unsqueeze(b.Greater(row, 0), 3))
+    bias = b.unsqueeze(b.Where(shown, 0.0, HIDDEN), 2)
+    bias = b.Expand(bias, b.shape(1, 1, heads, 1, 1))
+    head = b.Mul(b.unsqueeze(b.range(heads), 1), per_page)
+    rows = b.reshape(b.Add(b.unsqueeze(row, 2), head), -1)
+
+    length = 1 if single else b.size("q", 1)
+    first = b.Mul(b.range(b.Div(b.count(rows, 0), blocks)), blocks)
+    first = b.reshape(b.Add(first, per_page), -1, length, heads, 1)
+    return rows, b.reshape(bias, -1, block_tokens), first
 
 
-def _fixed_blocks(b: Body, site: Site, table: str, first: str, single: bool) -> tuple[str, str]:
-    """Rows and token bias of the sinks and the local span: [B, S, Hs, n], [B, S, Hs, n, block]."""
-    window, block_tokens = site["window"], site["block_tokens"]
-    per_page, sinks = site["T"] // block_tokens, site["sinks"] // block_tokens
+def _fixed_blocks(b: Body, site: Site, single: bool) -> str:
+    """Blocks of the sinks and the local span, int32 [B, S, 1, n]; -1 and the block after the last
+    stand for none."""
+    window, block_tokens, per_page = site["window"], site["block_tokens"], _blocks_per_page(site)
+    sinks = site["sinks"] // block_tokens
     spanned = (window + block_tokens - 2) // block_tokens + 1  # blocks of the longest local span
-    position, real = positions(b, "q", single)
-    position = b.unsqueeze(b.Where(real, position, -1), 2)  # [B, S, 1]
-    start = first_local_block(b, position, window, block_tokens)
-    number = b.Add(start, b.range(spanned))
+    position, _ = positions(b, 1 if single else b.count("q", 1))
+    start = b.unsqueeze(first_local_block(b, position, window, block_tokens), 2)
+    number = b.Min(b.Add(start, b.range(spanned)), b.Mul(b.count("page_table", 1), per_page))
     if sinks:
         sink = b.range(sinks)
         number = b.Concat(b.Where(b.Less(sink, start), sink, -1), number, axis=2)
-    number = b.Min(number, b.Mul(b.count("page_table", 1), per_page))  # [B, S, n]
-    token = b.Mul(number, block_tokens)
-    rows = b.Gather(table, b.Add(number, b.Squeeze(first, [3])))
-    rows = b.Where(b.Less(position, token), 0, rows)  # a block that starts after t is not read
-    shown = b.LessOrEqual(
-        b.Add(b.unsqueeze(token, 3), b.range(block_tokens)), b.unsqueeze(position, 3)
-    )
-    shown = b.And(shown, b.unsqueeze(b.Greater(rows, 0), 3))
-    bias = b.unsqueeze(b.Where(shown, 0.0, HIDDEN), 2)
-    heads = site["Hs"]
-    return (
-        b.Expand(b.unsqueeze(rows, 2), b.shape(1, 1, heads, 1)),
-        b.Expand(bias, b.shape(1, 1, heads, 1, 1)),
-    )
+    return b.unsqueeze(number, 2)
+
+
+def _blocks_per_page(site: Site) -> int:
+    return int(site["T"] // site["block_tokens"])
 
 
 # ------------------------------------------------------------------------------------ many queries
@@ -146,7 +147,7 @@ def _block_bias(b: Body, site: Site) -> tuple[str, str]:
     """Score bias [B, Hs, 1, S, tokens] and whether a query sees anything, bool [B, Hs, 1, S, 1]."""
     window, block_tokens, heads = site["window"], site["block_tokens"], site["Hs"]
     per_page, sinks = site["T"] // block_tokens, site["sinks"] // block_tokens
-    position, real = positions(b, "q", single=False)
+    position, real = positions(b, b.count("q", 1))
     position = b.unsqueeze(b.Where(real, position, -1), 2)
     blocks = b.Mul(b.count("page_table", 1), per_page)
     number = b.range(blocks)
@@ -188,7 +189,7 @@ def _every(b: Body, site: Site, keys: Pool, values: Pool) -> str:
         pages = b.GatherElements(pages, b.Min(b.Add(number, 1), last), axis=1)
     else:
         number, pages = b.range(b.count("page_table", 1)), "page_table"
-    position, real = positions(b, "q", single=False)
+    position, real = positions(b, b.count("q", 1))
     position = b.unsqueeze(b.Where(real, position, -1), 2)
     token = b.Add(b.unsqueeze(b.Mul(number, page_size), -1), b.range(page_size))
     token = b.Where(b.unsqueeze(b.Greater(pages, 0), 2), token, NOWHERE)
@@ -222,12 +223,13 @@ def _attend(
         scale = b.Gather(b.reshape(pool[1], -1, tokens), rows)
         return b.Mul(x, b.reshape(scale, 0, heads, 1, -1, 1))
 
-    query = b.reshape(_query(b, site), 0, 0, heads, site["H"] // heads, dim)
-    query = b.transpose(query, 0, 2, 3, 1, 4)
+    query = b.Mul(b.transpose(_queries(b, site), 0, 2, 3, 1, 4), site["scale"])
     scores = b.MatMul(query, b.transpose(fetch(keys), 0, 1, 2, 4, 3))  # [B, Hkv, G, S, tokens]
     mixed = b.MatMul(b.Softmax(b.Add(scores, bias), axis=-1), fetch(values))
     return b.transpose(b.Where(sees, mixed, 0.0), 0, 3, 1, 2, 4)
 
 
-def _query(b: Body, site: Site) -> str:
-    return b.Mul(as_float(b, "q", site.activation), site["scale"])
+def _queries(b: Body, site: Site) -> str:
+    """Queries by group, float32 [B, S, Hkv, G, D]."""
+    groups = b.reshape("q", 0, 0, site["Hkv"], site["H"] // site["Hkv"], site["D"])
+    return as_float(b, groups, site.activation)

@@ -9,7 +9,7 @@ that helpers can be called wherever they are needed.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,19 +40,16 @@ class Body:
             raise AttributeError(op_type)
         return lambda *inputs, **options: self.node(op_type, *inputs, **options)
 
-    def node(
-        self, op_type: str, *inputs: Any, outputs: int = 1, result: str = "", **attributes: Any
-    ) -> Any:
+    def node(self, op_type: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> Any:
         """Append a node; the name of its output, or a tuple of names where outputs > 1.
 
-        inputs: names and Python values (see the module's text); attributes: as ONNX names them;
-        result: the name of the output, where it is an output of the function.
+        inputs: names and Python values (see the module's text); attributes: as ONNX names them.
         """
         names = tuple(x if isinstance(x, str) else self.constant(x) for x in inputs)
-        key = (op_type, names, outputs, result, repr(sorted(attributes.items())))
+        key = (op_type, names, outputs, repr(sorted(attributes.items())))
         found = self._find(key)
         if found is None:
-            found = (result,) if result else tuple(self._name() for _ in range(outputs))
+            found = tuple(self._name() for _ in range(outputs))
             self.nodes.append(helper.make_node(op_type, names, found, **attributes))
             self._known[key] = found
         return found if outputs > 1 else found[0]
@@ -142,9 +139,26 @@ def function(
     outputs: Sequence[str],
     attributes: Sequence[str],
     body: Body,
+    values: Sequence[str],
 ) -> onnx.FunctionProto:
-    """The model-local function with the body's nodes."""
+    """The model-local function that computes `values` with the body's nodes, as its `outputs`."""
+    results: dict[str, str] = {}
+    for value, output in zip(values, outputs, strict=True):
+        if value in inputs:
+            body.nodes.append(helper.make_node("Identity", [value], [output]))
+        else:
+            results[value] = output
+    _rename(body.nodes, results)
     imports = [helper.make_opsetid("", OPSET)]
     return helper.make_function(
         domain, name, list(inputs), list(outputs), body.nodes, imports, list(attributes)
     )
+
+
+def _rename(nodes: Iterable[onnx.NodeProto], names: dict[str, str]) -> None:
+    for node in nodes:
+        node.input[:] = [names.get(x, x) for x in node.input]
+        node.output[:] = [names.get(x, x) for x in node.output]
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                _rename(attribute.g.node, names)

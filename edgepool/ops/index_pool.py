@@ -7,13 +7,15 @@ wait in `tail`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
-from .body import FLOAT16, INT64, Body
+from . import quantization
+from .body import INT8, INT64, Body
 from .paging import compute_dtype, physical_pages
-from .pieces import as_float, one_token, positions, slots, store
-from .quantization import quantize
+from .pieces import as_float, as_stored, quantize, slots, written_rows
 from .registry import PAGING, Argument, Attribute, Operator, Site, register
 
 WEIGHTINGS = ("mean", "gate", "query")
@@ -88,7 +90,7 @@ def index_pool(
         page, slot = page[written], (number % pools_per_page)[written]
         pooled = pooled[written].transpose(0, 1)  # [Hs, written, Di]
         if index_pool.dtype == torch.int8:
-            pool_out[:, page, slot], scale_out[:, page, slot] = quantize(pooled)
+            pool_out[:, page, slot], scale_out[:, page, slot] = quantization.quantize(pooled)
         else:
             pool_out[:, page, slot] = pooled.to(index_pool.dtype)
     return tail_out, pool_out, scale_out
@@ -136,83 +138,59 @@ def _(keys, gates, ape, fusion, tail, index_pool, index_scale, *_):  # type: ign
     )
 
 
-def _body(b: Body, site: Site, form: str) -> None:
-    if form == "auto":
-        one, many = b.branch(), b.branch()
-        index, pooled, tail = b.choose(
-            one_token(b, "keys"),
-            (one, _one(one, b, site)),
-            (many, _many(many, site)),
-        )
-    else:
-        index, pooled, tail = _many(b, site)
-    store(b, "index_pool", "index_scale", index, pooled, site)
-    b.Identity(tail, result="tail_out")
-
-
-def _many(b: Body, site: Site) -> tuple[str, str, str]:
-    """ScatterND indices and vectors of the pools that may close, and the new tail."""
+def _body(b: Body, site: Site, form: str) -> Sequence[str]:
     ratio, heads = site["ratio"], site["Hs"]
     opened = b.unsqueeze(b.Mod("past_len", ratio), 1)  # tokens in the open pool, [B, 1]
     total = b.Add(opened, b.unsqueeze("new_len", 1))
-    tokens = b.Concat("tail", _fresh(b, site), axis=1)  # [B, ratio + S, 2, Hs, Di]
-    last = b.Add(b.count("keys", 1), ratio - 1)
-
-    def take(token: str) -> str:
-        """Keys and gates of tokens, counted from the first of the open pool: [B, n, 2, Hs, Di]."""
-        row = b.Where(b.Less(token, opened), token, b.Add(token, b.Sub(ratio, opened)))
-        row = b.cast(b.unsqueeze(b.Min(row, last), 2), INT64)
-        return b.GatherND(tokens, row, batch_dims=1)
-
-    pools = b.range(b.Div(last, ratio))
-    members = take(b.range(b.Mul(b.Div(last, ratio), ratio)))
-    pooled = _pooled(b, site, b.reshape(members, 0, -1, ratio, 2, heads, site["Di"]))
+    pools = b.range(b.Div(b.Add(written_rows(b, "keys", form), ratio - 1), ratio))
     number = b.Add(b.unsqueeze(b.Div("past_len", ratio), 1), pools)
     closes = b.Less(pools, b.Div(total, ratio))
     index, stored = slots(b, number, closes, site["U"], heads, head_axis=0)
 
+    # The open pool, a row of zeros, the new tokens: [B, ratio + 1 + S, 2, Hs, Di].
+    new = b.unsqueeze("keys", 2)
+    if site["weighting"] == "mean":
+        new = b.Pad(new, [0, 1, 0, 0, 0, 0, 0, 1, 0, 0])  # gates are zeros too
+    else:
+        new = b.Pad(b.Concat(new, b.unsqueeze("gates", 2), axis=2), [0, 1] + [0] * 8)
+    tokens = b.Concat("tail", new, axis=1)
+
+    def rows(token: str, exists: str, opened: str) -> str:
+        """Where a token, counted from the first of the open pool, is among `tokens`."""
+        row = b.Where(b.Less(token, opened), token, b.Add(token, b.Sub(ratio + 1, opened)))
+        return b.unsqueeze(b.cast(b.Where(exists, row, ratio), INT64), -1)
+
+    member = b.Add(b.unsqueeze(b.Mul(pools, ratio), 1), b.range(ratio))
+    member = rows(member, b.unsqueeze(stored, 2), b.unsqueeze(opened, 2))
+
+    def members(part: int) -> str:
+        """Keys or gates of the pools' tokens, float32 [B, pools, ratio, Hs, Di]."""
+        index = b.Pad(member, [0] * 7 + [1], b.constant(part, "int64"))
+        return as_float(b, b.GatherND(tokens, index, batch_dims=1), site.activation)
+
+    pooled = _pooled(b, site, members)
     place = b.Add(b.Mul(b.Div(total, ratio), ratio), b.range(ratio))
-    held = b.unsqueeze(b.Less(place, total), 2, 3, 4)
-    return index, b.Where(stored, pooled, 0.0), b.Where(held, take(place), _zero(b, site))
+    tail = b.GatherND(tokens, rows(place, b.Less(place, total), opened), batch_dims=1)
+    if site.storage != INT8:
+        pooled = as_stored(b, pooled, site.storage)
+        return tail, b.ScatterND("index_pool", index, pooled), "index_scale"
+    codes, scale = quantize(b, pooled)
+    pool = b.ScatterND("index_pool", index, codes)
+    return tail, pool, b.ScatterND("index_scale", index, scale)
 
 
-def _one(b: Body, shared: Body, site: Site) -> tuple[str, str, str]:
-    """As `_many` for one token a sequence; what is the same in every layer is in `shared`."""
-    ratio = site["ratio"]
-    past, real = positions(shared, "keys", single=True)
-    place = shared.Mod(past, ratio)
-    here = shared.And(shared.Equal(shared.range(ratio), place), real)
-    closes = shared.And(shared.Equal(place, ratio - 1), real)
-    number = shared.Div(past, ratio)
-    index, stored = slots(shared, number, closes, site["U"], site["Hs"], head_axis=0)
+def _pooled(b: Body, site: Site, members: Callable[[int], str]) -> str:
+    """Pooled keys, float32 [B, pools, Hs, Di], of `members`: keys are part 0, gates part 1.
 
-    tokens = b.Where(shared.unsqueeze(here, 2, 3, 4), _fresh(b, site), "tail")
-    pooled = _pooled(b, site, b.unsqueeze(tokens, 1))
-    tail = b.Where(shared.unsqueeze(closes, 2, 3, 4), _zero(b, site), tokens)
-    return b.Identity(index), b.Where(stored, pooled, 0.0), tail
-
-
-def _fresh(b: Body, site: Site) -> str:
-    """New keys and gates side by side, as in the tail: [B, S, 2, Hs, Di]."""
-    keys = b.unsqueeze("keys", 2)
-    if site["weighting"] == "mean":
-        return b.Pad(keys, [0, 0, 0, 0, 0, 0, 0, 1, 0, 0])
-    return b.Concat(keys, b.unsqueeze("gates", 2), axis=2)
-
-
-def _zero(b: Body, site: Site) -> str:
-    return b.constant(0, "float16" if site.activation == FLOAT16 else "float32")
-
-
-def _pooled(b: Body, site: Site, members: str) -> str:
-    """Pooled keys, float32 [B, pools, Hs, Di], of members [B, pools, ratio, 2, Hs, Di]."""
+    A pool of zeros gives zeros.
+    """
     ratio, dim, sparsity = site["ratio"], site["Di"], site["weight_sparsity"]
-    keys = as_float(b, b.Gather(members, 0, axis=3), site.activation)
+    keys = members(0)
     if site["weighting"] == "mean":
-        weight = b.constant([[[[1 / ratio]]]], "float32")
+        weight = b.constant([[[1 / ratio]]], "float32")
         pooled = b.ReduceMean(keys, [2], keepdims=0)
     else:
-        gates = as_float(b, b.Gather(members, 1, axis=3), site.activation)
+        gates = members(1)
         ape = as_float(b, "ape", site.activation)
         if site["weighting"] == "gate":
             logits = b.Add(gates, ape)

@@ -6,6 +6,8 @@ local span that is attended anyway meet without a hole: see `local_start`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -118,21 +120,22 @@ def _(q, w, index_pool, index_scale, page_table, past_len, new_len, scoring, k, 
     return q.new_empty((batch, length, heads, k), dtype=torch.int32)
 
 
-def _body(b: Body, site: Site, form: str) -> None:
+NOTHING = float(1 << 24)  # stands for no block; every smaller number is exact in float32
+
+
+def _body(b: Body, site: Site, form: str) -> Sequence[str]:
     if form == "mask":
-        selected = _logical(b, site)
-    elif form == "gather":
-        selected = _physical(b, b, site, single=False)
-    else:
-        # Storage order pays for one query, unless most pages belong to others.
-        one, many = b.branch(), b.branch()
-        mine = b.Less(b.size("index_pool", 1), _most_pages(b))
-        (selected,) = b.choose(
-            b.And(mine, one_token(b, "q")),
-            (one, [_physical(one, b, site, single=True)]),
-            (many, [_logical(many, site)]),
-        )
-    b.Identity(selected, result="selected")
+        return [_logical(b, site)]
+    if form == "gather":
+        return [_physical(b, b, site, single=False)]
+    # Storage order pays for one query, unless most pages belong to others.
+    storage, order = b.branch(), b.branch()
+    mine = b.Less(b.size("index_pool", 1), _most_pages(b))
+    return b.choose(
+        b.And(mine, one_token(b, "q")),
+        (storage, [_physical(storage, b, site, single=True)]),
+        (order, [_logical(order, site)]),
+    )
 
 
 def _most_pages(b: Body) -> str:
@@ -140,14 +143,10 @@ def _most_pages(b: Body) -> str:
     return b.Add(b.Mul(b.Mul(b.size("page_table", 0), b.size("page_table", 1)), [2]), [2])
 
 
-def _query(b: Body, site: Site) -> str:
-    return b.Mul(as_float(b, "q", site.activation), site["Di"] ** -0.5)
-
-
 def _candidates(b: Body, site: Site, table: str, single: bool) -> str:
     """Which blocks of `table` [B, columns] a query may choose: bool [B, S, columns * blocks]."""
     block_tokens, per_page = site["block"] * site["ratio"], site["U"] // site["block"]
-    position, real = positions(b, "q", single)
+    position, real = positions(b, 1 if single else b.count("q", 1))
     local = b.Where(real, first_local_block(b, position, site["window"], block_tokens), 0)
     number = b.range(b.Mul(b.count(table, 1), per_page))
     candidate = b.And(
@@ -180,34 +179,39 @@ def _physical(b: Body, shared: Body, site: Site, single: bool) -> str:
     length: str | int = 1 if single else shared.size("q", 1)
     rows = batch if single else shared.Mul(batch, length)
 
-    query = b.reshape(b.transpose(_query(b, site), 2, 4, 0, 1, 3), heads, dim, -1)
+    query = b.transpose(as_float(b, "q", site.activation), 2, 4, 0, 1, 3)
+    query = b.Mul(b.reshape(query, heads, dim, -1), dim**-0.5)  # [Hs, Di, rows * Hq]
     index = as_float(b, b.reshape("index_pool", heads, -1, dim), site.storage)
-    scores = b.transpose(b.MatMul(index, query), 0, 2, 1)  # [Hs, B * S * Hq, pools]
+    scores = b.transpose(b.MatMul(index, query), 0, 2, 1)
     if site.storage == INT8:
         scores = b.Mul(scores, b.reshape("index_scale", heads, 1, -1))
     scores = b.Reshape(scores, shared.shape(heads, rows, queries, -1))
     if site["scoring"] == "relu":
         weight = b.transpose(as_float(b, "w", site.activation), 2, 0, 1, 3)
         weight = b.reshape(weight, heads, -1, 1, queries)
-        scores = b.MatMul(weight, b.Relu(scores))  # [Hs, B * S, 1, pools]
+        scores = b.MatMul(weight, b.Relu(scores))  # [Hs, rows, 1, pools]
     else:
-        pages = b.size("index_pool", 1)
-        most = _most_pages(shared) if single else pages
+        most = _most_pages(shared) if single else shared.size("index_pool", 1)
         bias = _physical_bias(shared, site, table, candidate, length, rows, most)
         if single:
-            bias = b.Slice(bias, [0], b.Mul(pages, [per_page]), [3])
+            bias = b.Slice(bias, [0], b.size(scores, 3), [3])
         scores = b.ReduceSum(b.Softmax(b.Add(scores, bias), axis=-1), [2], keepdims=1)
     if block > 1:
-        scores = b.ReduceMax(b.reshape(scores, heads, 0, -1, block), [-1], keepdims=0)
-    scores = b.Reshape(scores, shared.shape(heads, batch, length, -1))
-    scores = b.transpose(scores, 1, 2, 0, 3)  # [B, S, Hs, blocks in storage order]
+        scores = b.reshape(scores, 0, 0, 1, -1, block)
+        scores = b.ReduceMax(scores, [-1], keepdims=0)  # [Hs, rows, 1, blocks in storage order]
 
     place = table
     if blocks > 1:
         inside = shared.Mul(shared.unsqueeze(table, 2), blocks)
         place = shared.reshape(shared.Add(inside, shared.range(blocks)), 0, -1)
-    place = shared.Expand(shared.unsqueeze(place, 1, 2), shared.shape(1, length, heads, 1))
-    return _best(b, site, b.GatherElements(scores, place, axis=3), candidate)
+    place = shared.Expand(shared.unsqueeze(place, 1), shared.shape(1, length, 1))
+    place, candidate = (shared.Reshape(x, shared.shape(1, rows, 1, -1)) for x in (place, candidate))
+    place = shared.Expand(place, shared.shape(heads, 1, 1, 1))
+    scores = b.Where(candidate, b.GatherElements(scores, place, axis=3), float("-inf"))
+    best = _best(b, site, scores)  # [Hs, rows, 1, k]
+    if not single:
+        best = b.Reshape(best, shared.shape(heads, batch, length, -1))
+    return b.transpose(best, 1, 2, 0, 3)
 
 
 def _physical_bias(
@@ -246,7 +250,8 @@ def _logical(b: Body, site: Site) -> str:
     if site.storage == INT8:
         index = b.Mul(index, b.unsqueeze(b.Gather(b.reshape("index_scale", -1), row), 4))
     index = b.reshape(index, 0, heads, 1, -1, dim)
-    query = b.transpose(_query(b, site), 0, 2, 3, 1, 4)  # [B, Hs, Hq, S, Di]
+    query = b.transpose(as_float(b, "q", site.activation), 0, 2, 3, 1, 4)
+    query = b.Mul(query, dim**-0.5)  # [B, Hs, Hq, S, Di]
     scores = b.MatMul(query, b.transpose(index, 0, 1, 2, 4, 3))  # [B, Hs, Hq, S, block * NB]
     if site["scoring"] == "relu":
         weight = b.unsqueeze(b.transpose(as_float(b, "w", site.activation), 0, 2, 3, 1), 4)
@@ -258,20 +263,17 @@ def _logical(b: Body, site: Site) -> str:
     scores = b.ReduceSum(scores, [2], keepdims=0)  # [B, Hs, S, block * NB]
     if block > 1:
         scores = b.ReduceMax(b.reshape(scores, 0, 0, 0, block, -1), [3], keepdims=0)
-    padding = [0] * 7 + [site["k"]]
     scores = b.Where(b.unsqueeze(candidate, 1), scores, float("-inf"))
-    return _best(b, site, b.transpose(b.Pad(scores, padding, float("-inf")), 0, 2, 1, 3), None)
+    scores = b.Pad(scores, [0, 0, 0, 0, 0, 0, 0, site["k"]], float("-inf"))
+    return b.transpose(_best(b, site, scores), 0, 2, 1, 3)
 
 
-def _best(b: Body, site: Site, scores: str, candidate: str | None) -> str:
-    """The k best of scores [B, S, Hs, at least k], ascending, -1 padded."""
-    nothing = float(1 << 24)
-    if candidate is not None:
-        scores = b.Where(b.unsqueeze(candidate, 2), scores, float("-inf"))
+def _best(b: Body, site: Site, scores: str) -> str:
+    """Numbers of the k best of scores [..., at least k]: int32 [..., k], ascending, -1 padded."""
     best, number = b.TopK(scores, [site["k"]], axis=-1, sorted=0, outputs=2)
-    number = b.Where(b.Greater(best, float("-inf")), b.cast(number, FLOAT), nothing)
+    number = b.Where(b.Greater(best, float("-inf")), b.cast(number, FLOAT), NOTHING)
     ascending, _ = b.TopK(number, [site["k"]], axis=-1, largest=0, outputs=2)
-    return b.cast(b.Where(b.Less(ascending, nothing), ascending, -1.0), INT32)
+    return b.cast(b.Where(b.Less(ascending, NOTHING), ascending, -1.0), INT32)
 
 
 register(

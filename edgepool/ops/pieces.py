@@ -1,25 +1,34 @@
 """Parts that several operator bodies share: where tokens are, what may be selected, INT8 storage.
 
-Position arithmetic is int32. In a body for `single` tokens (S = 1) it depends on nothing but
-page_table, past_len and new_len; such nodes are put outside the branches, where ONNX Runtime merges
-those of all layers into one.
+Position arithmetic is int32. Where it depends on nothing but page_table, past_len and new_len, and
+is outside of branches, ONNX Runtime merges that of all layers into one; so `auto` takes sizes from
+those inputs where it can, and not from the shape of a layer's tensor.
 """
 
 from __future__ import annotations
 
 from .body import FLOAT, INT8, INT64, Body
-from .registry import Site
 
 HIDDEN = -1e30  # added to a score: its softmax weight is exactly 0, and a row of them is no NaN
 
 
-def positions(b: Body, x: str, single: bool) -> tuple[str, str]:
-    """Position and realness (not padding) of the rows of x [B, S, ...]: int32, bool [B, S]."""
+def positions(b: Body, count: str | int) -> tuple[str, str]:
+    """Position and realness (not padding) of the first rows of a step: int32, bool [B, count]."""
     past, new = b.unsqueeze("past_len", 1), b.unsqueeze("new_len", 1)
-    if single:
+    if count == 1:
         return past, b.Greater(new, 0)
-    step = b.range(b.count(x, 1))
+    step = b.range(count)
     return b.Add(past, step), b.Less(step, new)
+
+
+def written_rows(b: Body, x: str, form: str) -> str:
+    """How many of the S rows of x hold all that there is to write: an int32 scalar.
+
+    `auto`: as many as the longest sequence has; the other forms have no sizes that depend on data.
+    """
+    if form != "auto":
+        return b.count(x, 1)
+    return b.ReduceMax("new_len", keepdims=0)
 
 
 def first_local_block(b: Body, position: str, window: int, block_tokens: int) -> str:
@@ -44,8 +53,8 @@ def slots(
     """Where tokens or pools `number` [B, n], `per_page` to a page, are stored.
 
     ScatterND indices, int64 [B, n, heads, 3], into a pool with axes (page, slot) and a head at
-    head_axis; and whether they are stored, bool [B, n, 1, 1]. Those that are not `real` or have no
-    page get slot 0 of the null page.
+    head_axis; and whether they are stored, bool [B, n]. Those that are not `real` or have no page
+    get slot 0 of the null page.
     """
     page = pages_at(b, b.Div(number, per_page))
     stored = b.And(real, b.Greater(page, 0))
@@ -54,7 +63,7 @@ def slots(
     head = b.unsqueeze(b.range(heads), 1)
     columns.insert(head_axis, b.Add(b.Mul(columns[0], 0), head))
     index = b.Concat(*columns, axis=3)
-    return b.cast(index, INT64), b.unsqueeze(stored, 2, 3)
+    return b.cast(index, INT64), stored
 
 
 def quantize(b: Body, x: str) -> tuple[str, str]:
@@ -69,16 +78,6 @@ def as_float(b: Body, x: str, element: int) -> str:
     return x if element == FLOAT else b.cast(x, FLOAT)
 
 
-def store(b: Body, pool: str, scale: str, index: str, rows: str, site: Site) -> None:
-    """Write float32 rows into `pool` at `index`, in place where the runtime binds it so.
-
-    Makes the outputs `<pool>_out` and `<scale>_out`.
-    """
-    if site.storage == INT8:
-        codes, scales = quantize(b, rows)
-        b.ScatterND(pool, index, codes, result=f"{pool}_out")
-        b.ScatterND(scale, index, scales, result=f"{scale}_out")
-    else:
-        stored = rows if site.storage == FLOAT else b.cast(rows, site.storage)
-        b.ScatterND(pool, index, stored, result=f"{pool}_out")
-        b.Identity(scale, result=f"{scale}_out")
+def as_stored(b: Body, x: str, element: int) -> str:
+    """float32 x as unquantised storage keeps it."""
+    return x if element == FLOAT else b.cast(x, element)

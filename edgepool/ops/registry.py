@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -59,8 +59,8 @@ class Attribute:
 class Operator:
     """One operator: its PyTorch definition, its ONNX schema and its body in standard operators.
 
-    body(graph, site, form) adds the nodes to `graph`; the function's values have the names of the
-    operator's inputs and outputs.
+    body(graph, site, form) adds nodes to `graph`, in which the inputs have their names, and returns
+    the names of the values that are the outputs.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Operator:
     inputs: tuple[Argument, ...]
     outputs: tuple[Argument, ...]
     attributes: tuple[Attribute, ...]
-    body: Callable[[Body, Site, str], None]
+    body: Callable[[Body, Site, str], Sequence[str]]
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,16 @@ attention alone, for layers that read another layer's pages (SharedKVRead).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from . import quantization
 from .attention_body import attention
-from .body import Body
+from .body import INT8, INT64, Body
 from .paging import allocated, local_start, physical_pages
-from .pieces import as_float, one_token, positions, slots, store
-from .quantization import computed, dequantize, quantize
+from .pieces import as_float, as_stored, positions, quantize, slots, written_rows
 from .registry import PAGING, Argument, Attribute, Operator, Site, register
 
 
@@ -82,7 +84,7 @@ def _write(
             x[b, :new][written],
         )
         if pool.dtype == torch.int8:
-            pool[page, :, slot], scale[page, :, slot] = quantize(rows)
+            pool[page, :, slot], scale[page, :, slot] = quantization.quantize(rows)
         else:
             pool[page, :, slot] = rows.to(pool.dtype)
     return pool, scale
@@ -107,7 +109,7 @@ def attend(
     """Attention over pages that hold the new tokens already: T [B, S, H, D]."""
     heads, dim = q.shape[2:]
     kv_heads, page_size = k_pool.shape[1:3]
-    dtype = computed(k_pool.dtype, q.dtype)
+    dtype = quantization.computed(k_pool.dtype, q.dtype)
     out = torch.zeros_like(q)
     for b in range(q.shape[0]):
         past, new = int(past_len[b]), int(new_len[b])
@@ -162,7 +164,7 @@ def _logical(pool: Tensor, scale: Tensor, table: Tensor, dtype: torch.dtype) -> 
     """Pages of one sequence in logical order, dequantised: [Hkv, MP * T, D]."""
     pages = table.long()
     chosen = scale[pages] if pool.dtype == torch.int8 else scale
-    return dequantize(pool[pages], chosen, dtype).transpose(0, 1).flatten(1, 2)
+    return quantization.dequantize(pool[pages], chosen, dtype).transpose(0, 1).flatten(1, 2)
 
 
 @shared_kv_attention.register_fake
@@ -170,25 +172,25 @@ def _(q, k, v, k_pool, v_pool, k_scale, v_scale, *_):  # type: ignore[no-untyped
     return tuple(torch.empty_like(x) for x in (q, k_pool, v_pool, k_scale, v_scale))
 
 
-def _body(b: Body, site: Site, form: str) -> None:
+def _body(b: Body, site: Site, form: str) -> Sequence[str]:
+    count = written_rows(b, "k", form)
+    index, stored = slots(b, *positions(b, count), site["T"], site["Hkv"], head_axis=1)
+    stored = b.unsqueeze(stored, 2, 3)
+    k, v = "k", "v"
     if form == "auto":
-        one, many = b.branch(), b.branch()
-        index, written = b.choose(
-            one_token(b, "q"),
-            (one, [one.Identity(x) for x in _places(b, site, single=True)]),
-            (many, _places(many, site, single=False)),
-        )
+        k, v = (b.Slice(x, [0], b.unsqueeze(b.cast(count, INT64), 0), [1]) for x in (k, v))
+    k, v = (as_float(b, x, site.activation) for x in (k, v))
+    if site.storage == INT8:
+        both = quantize(b, b.Where(stored, b.Concat(k, v, axis=2), 0.0))
+        (k, v), (k_scale, v_scale) = (b.Split(x, axis=2, num_outputs=2, outputs=2) for x in both)
+        k_scale = b.ScatterND("k_scale", index, k_scale)
+        v_scale = b.ScatterND("v_scale", index, v_scale)
     else:
-        index, written = _places(b, site, single=False)
-    for x in ("k", "v"):
-        rows = b.Where(written, as_float(b, x, site.activation), 0.0)
-        store(b, f"{x}_pool", f"{x}_scale", index, rows, site)
-    attention(b, site, form, ("k_pool_out", "k_scale_out"), ("v_pool_out", "v_scale_out"))
-
-
-def _places(b: Body, site: Site, single: bool) -> tuple[str, str]:
-    position, real = positions(b, "q", single)
-    return slots(b, position, real, site["T"], site["Hkv"], head_axis=1)
+        k, v = (as_stored(b, b.Where(stored, x, 0.0), site.storage) for x in (k, v))
+        k_scale, v_scale = "k_scale", "v_scale"
+    k_pool, v_pool = b.ScatterND("k_pool", index, k), b.ScatterND("v_pool", index, v)
+    out = attention(b, site, form, (k_pool, k_scale), (v_pool, v_scale))
+    return out, k_pool, v_pool, k_scale, v_scale
 
 
 POOLS = (

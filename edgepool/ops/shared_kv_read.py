@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -44,8 +46,8 @@ def _(q, *_):  # type: ignore[no-untyped-def]
     return torch.empty_like(q)
 
 
-def _body(b: Body, site: Site, form: str) -> None:
-    attention(b, site, form, ("k_pool", "k_scale"), ("v_pool", "v_scale"))
+def _body(b: Body, site: Site, form: str) -> Sequence[str]:
+    return [attention(b, site, form, ("k_pool", "k_scale"), ("v_pool", "v_scale"))]
 
 
 register(

@@ -98,10 +98,8 @@ SELECT_SITES = {
 }
 
 
-def chosen_by_score(site: Site, inputs: dict[str, torch.Tensor], selected: torch.Tensor) -> None:
+def chosen_by_score(site: Site, scores: torch.Tensor, selected: torch.Tensor) -> None:
     """Distinct candidates in ascending order, as many as can be, and none better left out."""
-    rules = {k: v for k, v in site.attributes.items() if k != "k"}
-    scores = block_scores(*inputs.values(), **rules)
     count = (scores > -torch.inf).sum(-1).clamp(max=site["k"])
     present = selected >= 0
     assert torch.equal(present.sum(-1), count)
@@ -110,26 +108,34 @@ def chosen_by_score(site: Site, inputs: dict[str, torch.Tensor], selected: torch
     padded = torch.nn.functional.pad(scores, (0, 1), value=torch.inf)
     picked = padded.gather(-1, selected.long() % padded.shape[-1])  # -1: infinity
     left = padded.scatter(-1, selected.long() % padded.shape[-1], -torch.inf)[..., :-1]
-    limit = 1e-5 if site.activation == torch.float32 else 1e-3
-    if site["k"]:
-        worst, best = picked.amin(-1), left.amax(-1)
-        full = count == site["k"]
-        assert (worst >= best - limit * best.abs().clamp(min=1))[full].all()
+    worst, best = picked.amin(-1), left.amax(-1)
+    full = count == site["k"]
+    assert (worst >= best - rounding(site, best))[full].all()
+
+
+def rounding(site: Site, score: torch.Tensor) -> torch.Tensor:
+    """By how much two ways to compute a score may differ."""
+    return (1e-5 if site.activation == torch.float32 else 1e-3) * score.abs().clamp(min=1)
 
 
 @forms
 @pytest.mark.parametrize("case", SELECT_SITES)
 @given(data=st.data())
 def test_index_pool_select(case: str, form: str, data: st.DataObject) -> None:
+    """Equal to the definition, but where the last chosen and the first left out nearly tie."""
     site = SELECT_SITES[case]
     step = data.draw(steps(site["U"] * site["ratio"], lengths))
     inputs = random_inputs(site, step)
-    (selected,) = run(site, form, inputs)
-    chosen_by_score(site, inputs, selected)
-    (expected,) = reference(site, inputs)
-    chosen_by_score(site, inputs, expected)
-    same = (selected == expected).all(-1)
-    assert same.float().mean() >= 0.98  # near ties are rare
+    rules = {k: v for k, v in site.attributes.items() if k != "k"}
+    scores = block_scores(*inputs.values(), **rules)
+    (selected,), (expected,) = run(site, form, inputs), reference(site, inputs)
+    chosen_by_score(site, scores, selected)
+    chosen_by_score(site, scores, expected)
+    ranked = torch.nn.functional.pad(scores, (0, site["k"] + 1), value=-torch.inf)
+    ranked = ranked.sort(-1, descending=True).values
+    last, next_best = ranked[..., site["k"] - 1], ranked[..., site["k"]]
+    clear = (next_best == -torch.inf) | (last - next_best > 2 * rounding(site, next_best))
+    assert torch.equal(selected[clear], expected[clear])
 
 
 @forms

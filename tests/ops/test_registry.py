@@ -131,7 +131,7 @@ def test_models_with_functions_are_valid_and_standard(case: str, form: str) -> N
     assert ("If" in {x.op_type for x in used}) == (form == "auto" and case not in IF_FREE)
 
 
-IF_FREE = {"read full"}
+IF_FREE = {"mean int8", "gate half int8", "window", "read full"}  # one way for any lengths
 
 
 def nodes(graph: onnx.GraphProto):
