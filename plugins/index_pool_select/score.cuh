@@ -352,8 +352,9 @@ GPU_DEVICE void store_statistics(const Params& p, const Plan& plan, const Place&
   __syncthreads();
 }
 
+// The 1: ptxas shall not spill registers for one more block of a multiprocessor.
 template <Pass kPass, class T, class P, class Product>
-__global__ void __launch_bounds__(kScoreThreads) score_pools(const Params p, const Plan plan) {
+__global__ void __launch_bounds__(kScoreThreads, 1) score_pools(const Params p, const Plan plan) {
   GPU_DYNAMIC_SHARED(unsigned char, memory);
   __shared__ float2 merged[kPass == Pass::statistics ? kWarps * Product::kTiles * 8 : 1];
   const int sequence = Place::sequence(p, plan);
