@@ -60,7 +60,7 @@ board() {
   shift 5
   local cudart=$toolchains/aarch64/$(basename "$cuda")
   build "$library" -O3 -x cuda "--cuda-path=$cuda" "--cuda-gpu-arch=sm_$sm" \
-    -Wno-unknown-cuda-version "$@" -- -O3 -isystem "$cuda/include" "$@" -- "-L$cudart" -lcudart
+    -Wno-unknown-cuda-version -Wno-pass-failed "$@" -- -O3 -isystem "$cuda/include" "$@" -- "-L$cudart" -lcudart
   check "$library" "$most" "$entry" "$cudart"
 }
 

@@ -32,7 +32,7 @@ class Kernel:
     sm: int
     registers: int  # of a thread
     static_shared: int  # bytes
-    spills: int  # bytes stored and loaded
+    spills: int  # bytes of local memory, and of spilled registers stored and loaded
     load: int  # bits of the widest load from global memory
 
     @property
@@ -98,7 +98,9 @@ def kernels(operator: str, ptxas: str, loads: Mapping[str, int]) -> list[Kernel]
     pieces = re.split(r"Compiling entry function '(\w+)' for 'sm_(\d+)\w?'", ptxas)
     for symbol, sm, text in zip(pieces[1::3], pieces[2::3], pieces[3::3]):
         # Device functions that are no kernels come after the kernel's own lines.
-        spilled = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", text)
+        spilled = re.search(
+            r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", text
+        )
         used = re.search(r"Used (\d+) registers(.*)", text)
         if not spilled or not used:
             raise Unknown("ptxas says nothing of %s for sm_%s" % (symbol, sm))
@@ -110,7 +112,7 @@ def kernels(operator: str, ptxas: str, loads: Mapping[str, int]) -> list[Kernel]
                 int(sm),
                 int(used.group(1)),
                 int(shared.group(1)) if shared else 0,
-                int(spilled.group(1)) + int(spilled.group(2)),
+                sum(map(int, spilled.groups())),
                 loads.get(symbol, 0),
             )
         )
