@@ -32,10 +32,12 @@ def build(
     report: Report = silent,
     echo: Optional[Callable[[str], None]] = None,
     ptx: bool = False,
+    tensorrt: Optional[int] = None,
 ) -> Dict[str, Any]:
     """Write folder/libedgepool_plugins.so for compute capability `sm`; returns its record.
 
-    ptx: with PTX, too, for GPUs that are newer; echo: is given each line that the tools print.
+    ptx: with PTX, too, for GPUs that are newer; tensorrt: the major version that it has to be for;
+    echo: is given each line that the tools print.
     Raises MissingRequirement for a tool, header or GPU architecture that is not there, GateFailed
     if the sources do not compile, BadInput for a folder that cannot be written.
     """
@@ -44,7 +46,10 @@ def build(
         "CMAKE_CUDA_ARCHITECTURES": "%d" % sm if ptx else "%d-real" % sm,
         "CMAKE_CUDA_COMPILER": tools["nvcc"],
         "EDGEPOOL_VERSION": __version__,
+        "EDGEPOOL_WERROR": "OFF",
     }
+    if tensorrt is not None:
+        options["EDGEPOOL_TENSORRT"] = str(tensorrt)
     with tempfile.TemporaryDirectory(prefix="edgepool-plugins-") as work:
         report(CONFIGURING, 0, 1)
         configure = [tools["cmake"], "-S", str(resource("plugins")), "-B", work]

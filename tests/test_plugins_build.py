@@ -19,6 +19,7 @@ from edgepool.cli.main import main
 from edgepool.engine import gpu
 from edgepool.errors import GateFailed, MissingRequirement
 from edgepool.plugin_library import NAME, build_record, installed
+from tests.plugins.test_device_compilers import fetched
 from tests.test_plugin_library import Library, library  # noqa: F401
 
 # A cmake that notes its arguments and does what CMAKE_DOES says: configure badly, or build.
@@ -181,6 +182,7 @@ def test_a_built_library_is_put_in_its_place(
     assert not (out / NAME).stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     configured = (tmp_path / "log").read_text().splitlines()[0]
     assert "-DCMAKE_CUDA_ARCHITECTURES=87-real" in configured
+    assert "-DEDGEPOOL_TENSORRT=10" in configured
 
 
 def test_the_gpu_here_is_built_for_where_engines_look(
@@ -247,19 +249,26 @@ def test_missing_headers_are_named(
     assert not (tmp_path / "o").exists()
 
 
-def test_an_architecture_that_nvcc_lacks_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_architecture_that_nvcc_lacks_is_named(tmp_path: Path) -> None:
     needs_cmake()
     codes = subprocess.run([nvcc(), "--list-gpu-code"], capture_output=True, text=True).stdout
     if "sm_72" in codes.split():
         pytest.skip("this nvcc compiles for sm_72")
-    from tests.plugins.test_device_compilers import fetched
+    fetched("tensorrt")
+    with pytest.raises(MissingRequirement, match="does not compile for sm_72"):
+        plugins_build.build(72, tmp_path / "out")
 
+
+def test_headers_of_another_major_version_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A board with TensorRT 8 cannot load what was compiled for 10."""
+    needs_cmake()
+    nvcc()
+    fetched("tensorrt")
     code = main(["build-plugins", "--target", "jetson-agx-xavier", "-o", str(tmp_path / "o")])
-    assert fetched("tensorrt")
     assert code == 3
-    assert "does not compile for sm_72" in capsys.readouterr().err
+    assert "The library is for TensorRT 8, and the headers in" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import typer
 
@@ -37,10 +37,10 @@ def command(
     from ..plugin_library import NAME, default_folder
     from ..plugins_build import build
 
-    sm, ptx = _architecture(target)
+    sm, options = _gpu_here() if target is None else _gpu_of(target)
     folder = output if output is not None else default_folder(sm)
     with console.progress() as report:
-        record = build(sm, folder, report, console.note if verbose else None, ptx)
+        record = build(sm, folder, report, console.note if verbose else None, **options)
     library = folder / NAME
     if json:
         console.print_json({"library": str(library), **record})
@@ -49,17 +49,20 @@ def command(
         console.note("for sm_%d, with CUDA %s" % (sm, record["cuda"]))
 
 
-def _architecture(target: Optional[str]) -> Tuple[int, bool]:
-    """Compute capability to build for, and whether newer GPUs are to run it, too."""
-    if target is not None:
-        from ..targets import find_target
+def _gpu_of(name: str) -> Tuple[int, Dict[str, Any]]:
+    """Compute capability of a target, and what else the build has to know of it."""
+    from ..targets import find_target
 
-        profile = find_target(target)
-        if profile.sm is None or not profile.runs_plugins:
-            raise BadInput(
-                "%s runs no plugins: the bundle's operators are functions there" % profile.name
-            )
-        return profile.sm, profile.kind != "jetson"
+    target = find_target(name)
+    if target.sm is None or not target.runs_plugins:
+        raise BadInput("%s runs no plugins: the bundle's operators are functions there" % name)
+    tensorrt = int(target.software["tensorrt"].split(".")[0])
+    if target.kind == "jetson":
+        return target.sm, {"tensorrt": tensorrt}
+    return target.sm, {"ptx": True}
+
+
+def _gpu_here() -> Tuple[int, Dict[str, Any]]:
     from ..engine import gpu
 
     here = gpu.find()
@@ -67,4 +70,4 @@ def _architecture(target: Optional[str]) -> Tuple[int, bool]:
         raise MissingRequirement(
             "no GPU here to build the plugins for: name one with --target (`edgepool targets`)"
         )
-    return here.sm, False
+    return here.sm, {}

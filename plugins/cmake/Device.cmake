@@ -57,10 +57,15 @@ set_target_properties(edgepool_plugins PROPERTIES
   VISIBILITY_INLINES_HIDDEN ON
   CUDA_RUNTIME_LIBRARY Static)
 target_link_libraries(edgepool_plugins PRIVATE CUDA::cudart_static ${CMAKE_DL_LIBS})
-list(JOIN here "," for_host)
+set(for_host -Wall -Wextra ${werror} ${here})
+list(JOIN for_host "," for_host)
+set(for_device "")
+if(EDGEPOOL_WERROR)
+  set(for_device -Werror=all-warnings)
+endif()
 target_compile_options(edgepool_plugins PRIVATE
-  $<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:-Werror=all-warnings -Xcompiler=-Wall,-Wextra,-Werror,${for_host}>
-  $<$<COMPILE_LANG_AND_ID:CUDA,Clang>:-Wall -Wextra -Werror ${here}>)
+  $<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:${for_device} -Xcompiler=${for_host}>
+  $<$<COMPILE_LANG_AND_ID:CUDA,Clang>:-Wall -Wextra ${werror} ${here}>)
 # Without symbols: nvcc's hold the names of its temporary files.
 target_link_options(edgepool_plugins PRIVATE -s -Wl,--exclude-libs,ALL -Wl,-z,now)
 

@@ -2,7 +2,6 @@
 #
 # EDGEPOOL_EMULATION   plain; or checked, whose runtime watches every access; or asan, tsan
 set(EDGEPOOL_EMULATION plain CACHE STRING "plain, checked, asan or tsan")
-set(TENSORRT_MINIMUM 0)
 find_path(CUDA_INCLUDE cuda_fp16.h
           PATHS $ENV{CUDA_HOME}/include /usr/local/cuda/include NO_DEFAULT_PATH)
 if(NOT CUDA_INCLUDE)
@@ -29,7 +28,7 @@ file(GLOB runtime CONFIGURE_DEPENDS emulation/runtime/*.cpp emulation/runtime/${
 add_library(emulation OBJECT ${runtime})
 target_include_directories(emulation PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
 target_include_directories(emulation SYSTEM PRIVATE ${CUDA_INCLUDE})
-target_compile_options(emulation PRIVATE -O2 -Wall -Wextra -Werror -fno-gnu-unique ${here})
+target_compile_options(emulation PRIVATE -O2 -Wall -Wextra ${werror} -fno-gnu-unique ${here})
 
 target_link_libraries(edgepool_plugins PRIVATE emulation Threads::Threads ${CMAKE_DL_LIBS})
 target_include_directories(edgepool_plugins SYSTEM PRIVATE ${CUDA_INCLUDE})

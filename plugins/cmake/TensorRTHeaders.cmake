@@ -40,4 +40,10 @@ foreach(part MAJOR MINOR PATCH BUILD)
   string(APPEND TENSORRT_VERSION ".${value}")
 endforeach()
 string(SUBSTRING ${TENSORRT_VERSION} 1 -1 TENSORRT_VERSION)
+if(EDGEPOOL_TENSORRT AND NOT EDGEPOOL_TENSORRT EQUAL TENSORRT_MAJOR)
+  message(FATAL_ERROR
+    "The library is for TensorRT ${EDGEPOOL_TENSORRT}, and the headers in ${TENSORRT_INCLUDE} are of "
+    "${TENSORRT_VERSION}: build on the device itself, or set TENSORRT_ROOT to a TensorRT "
+    "${EDGEPOOL_TENSORRT}.")
+endif()
 message(STATUS "TensorRT ${TENSORRT_VERSION} headers: ${TENSORRT_INCLUDE}")
