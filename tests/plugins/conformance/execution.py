@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tests.plugins import emulated
-from tests.plugins.conformance.host import Host, Plugin, TensorDesc, describe, dynamic
+from tests.plugins.conformance.host import Host, Plugin, TensorDesc, describe, dynamic, tensor
 from tests.plugins.conformance.operations import Arrays, Operation
 
 GUARD = 0 if emulated.KIND in ("asan", "checked") else 256  # those builds watch bounds themselves
@@ -126,6 +126,20 @@ def run(
         assert heap == 0, "enqueue calls the heap"
         assert not (in_place and copies), "state is copied in place"
         return call.results()
+
+
+def resized(
+    operation: Operation, descriptions: Sequence[TensorDesc], sizes: dict[str, int]
+) -> list[TensorDesc]:
+    """The tensors, inputs and then outputs, with these sizes (by name) in all that have them."""
+    result = []
+    arguments = [*operation.operator.inputs, *operation.operator.outputs]
+    for argument, desc in zip(arguments, descriptions):
+        shape = list(desc.dims.sizes[: desc.dims.rank])
+        if len(shape) == len(argument.shape):
+            shape = [sizes.get(str(name), n) for name, n in zip(argument.shape, shape)]
+        result.append(tensor(shape, desc.type, desc.format))
+    return result
 
 
 def assert_same_bits(one: Arrays, other: Arrays) -> None:

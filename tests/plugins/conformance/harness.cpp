@@ -176,7 +176,8 @@ int plugin_supports(Plugin* plugin, int position, const DynamicPluginTensorDesc*
   });
 }
 // Every combination of types and formats that the plugin takes, as pairs, one combination after
-// another; how many there are. -1 if an answer depends on what comes after its position.
+// another; how many there are, at most one more than `most`. -1 if an answer depends on what comes
+// after its position.
 int plugin_combinations(Plugin* plugin, const DynamicPluginTensorDesc* all, int inputs, int outputs,
                         int32_t* pairs, int most) {
   constexpr int kTypes = 12, kFormats = 13;
@@ -200,6 +201,7 @@ int plugin_combinations(Plugin* plugin, const DynamicPluginTensorDesc* all, int 
       return yes == 3;
     };
     const auto descend = [&](const auto& self, int position) -> void {
+      if (found > most) return;
       if (position == count) {
         for (int i = 0; found < most && i < count; ++i) {
           *pairs++ = static_cast<int32_t>(tensors[i].desc.type);

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.plugins.conformance.execution import assert_refused
+from tests.plugins.conformance.execution import assert_refused, resized
 from tests.plugins.conformance.host import (
     DATA_TYPES,
     LINEAR,
@@ -175,6 +175,29 @@ def test_workspace_is_for_the_largest_sizes(creator: Creator, operation: Operati
         assert plugin.workspace(all_, len(data)) == sizes[-1]
     assert sizes == sorted(sizes)
     assert creator.host.messages() == []
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@settings(max_examples=60)
+@given(data=st.data(), sm=st.sampled_from([72, 87]))
+def test_workspace_suffices_for_less(host: Host, name: str, data: st.DataObject, sm: int) -> None:
+    """What the upper end of a profile asks for is enough for every size below it."""
+    operation = OPERATIONS[name]
+    case = data.draw(operation.cases)
+    tensors = operation.tensors(case)
+    good = describe([*tensors.values(), *operation.like(case, tensors).values()])
+    host.library.imitate(sm)
+    plugin = host.creators[name].made(operation.attributes(case))
+    ranges = {"B": [1, 2, 8], "S": [1, 7, 64, 512, 2048], "MP": [1, 60, 4096, 1 << 16]}
+    most = {size: data.draw(st.sampled_from(values)) for size, values in ranges.items()}
+    less = {size: data.draw(st.integers(1, n)) for size, n in most.items()}
+    host.messages()
+    asked = []
+    for sizes in (less, most):
+        profile = [dynamic(d) for d in resized(operation, good, sizes)]
+        asked.append(plugin.workspace(profile, len(tensors)))
+    if not host.messages():  # no kernel has sizes as large
+        assert asked[0] <= asked[1], (most, less)
 
 
 def test_timing_cache_tells_attributes_apart(v3: Host, operation: Operation) -> None:
