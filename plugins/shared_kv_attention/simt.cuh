@@ -8,11 +8,13 @@
 #include "attended_set.cuh"
 #include "vectors.cuh"
 
-// Left alone, nvcc unrolls these loops until registers run out.
-#ifdef GPU_COMPILED_FOR_DEVICE
-#define SHARED_KV_UNROLL(times) _Pragma(#times)
-#else
+// Left alone, nvcc unrolls these loops until registers run out. clang unrolls them wholly or not.
+#if !defined(GPU_COMPILED_FOR_DEVICE)
 #define SHARED_KV_UNROLL(times)
+#elif defined(__clang__)
+#define SHARED_KV_UNROLL(times) _Pragma("unroll 1")
+#else
+#define SHARED_KV_UNROLL(times) _Pragma(#times)
 #endif
 
 namespace edgepool {

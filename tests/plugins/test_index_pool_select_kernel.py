@@ -234,13 +234,18 @@ MODES = [
 
 
 @pytest.mark.parametrize("sm", [72, 80])
+@pytest.mark.parametrize(
+    "schedules", [SCHEDULES[:3], pytest.param(emulated.TWENTY, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("case", MODES, ids=lambda c: f"{c.scoring}-{c.length}x{c.queries}")
-def test_every_mode(split: emulated.Library, case: Case, sm: int) -> None:
+def test_every_mode(
+    split: emulated.Library, case: Case, schedules: tuple[str, ...], sm: int
+) -> None:
     """More pools than in the random cases, and the same bits in any order of blocks and threads."""
     case = replace(case, columns=80, k=40)
     data = inputs(case)
     results = []
-    for schedule in SCHEDULES[:3]:
+    for schedule in schedules:
         split.imitate(sm, schedule)
         results.append(execute(split, case, data, sm))
     assert_best(results[0], float64_scores(case, data), case.exact)
@@ -303,10 +308,10 @@ def random_bits(rng: np.random.Generator, like: np.ndarray) -> np.ndarray:
     return np.where(rng.random(like.shape) < 0.5, bits, small).astype(np.int32)
 
 
-@pytest.mark.parametrize("part", range(10))
-def test_any_bits(library: emulated.Library, split: emulated.Library, part: int) -> None:
+@pytest.mark.parametrize("seeds", emulated.SEEDS)
+def test_any_bits(library: emulated.Library, split: emulated.Library, seeds: range) -> None:
     """Arbitrary integers and scales: no fault, and numbers within the sequence, ascending."""
-    for seed in range(part * 100, part * 100 + 100):
+    for seed in seeds:
         rng = np.random.default_rng(seed)
         case = Case(
             batch=int(rng.integers(0, 3)),
@@ -474,3 +479,8 @@ def test_workspace_for_the_largest_sizes_is_enough(
 def test_under_watch(kind: str) -> None:
     """All of the above with every access watched."""
     emulated.run_tests(__file__, kind)
+
+
+@pytest.mark.slow
+def test_thousand_cases_under_address_sanitizer() -> None:
+    emulated.run_tests(__file__, "asan", "test_any_bits", marked="")
