@@ -86,6 +86,9 @@ def compare(
     tracks = [_prompt_track(schedule), *_long_track(config)]
     outcome = Outcome.of(dtype, by_layer=True)
     outcome.tokens = sum(int(step.new_len.sum()) for track in tracks for step in track.steps)
+    outcome.steps = config.num_layers
+    if half is not None:
+        half.outcome.tokens, half.outcome.steps = outcome.tokens, outcome.steps
     names = dict(zip(filter(config.selects, range(config.num_layers)), selections(graph)))
     fed = onnx.ModelProto()
     fed.CopyFrom(graph)
@@ -105,7 +108,6 @@ def compare(
             one = (track, model.layers[layer], layer, config, probe, names, outcome, observe, half)
             _one_layer(*one)
         model.layers[layer].to("meta")
-        outcome.steps += 1
         report("comparing layers with PyTorch", layer + 1, config.num_layers)
     _load(model.norm, "norm.", checkpoint.weights)
     end = f"hidden.{config.num_layers - 1}"

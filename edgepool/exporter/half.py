@@ -82,7 +82,6 @@ class HalfLayers:
             got = self.layer(x.half(), shared)
         for mine, theirs in zip(recorder.selected, selected, strict=True):
             self.outcome.add_selection(mine, theirs)
-        self.outcome.tokens += int(real.sum())
         worst = relative_difference(got.float().numpy()[real], expected[real])
         rounded = any(state.dtype == torch.int8 for state in shared.state.values())
         self.outcome.add_layer(worst, rounded)
