@@ -4,7 +4,8 @@ Three ways to the same result:
   gather  each query fetches its own blocks; the work does not grow with the context (few queries)
   mask    the pages of a sequence are fetched once and each query hides what it does not see
   every   select = 0: the pages of the window, or all, under a mask that the heads share
-A hidden token gets weight 0 by adding HIDDEN to its score. Pages must hold finite values.
+A hidden token gets weight 0 by adding HIDDEN to its score, which a NaN or an infinity survives: a
+page that holds one must be cleared before it goes to another sequence.
 """
 
 from __future__ import annotations

@@ -168,7 +168,8 @@ def _spread(b: Body, pages: str, per_page: int) -> str:
 def _physical(b: Body, shared: Body, site: Site, single: bool) -> str:
     """Score all pages in storage order: the index is read once, where it is, and only the few block
     scores are put into logical order. What is the same in every layer is computed in `shared`; for
-    `single` queries, of a pool of fewer than `_most_pages`."""
+    `single` queries, of a pool of fewer than `_most_pages`. The pages of others are hidden by an
+    addition, so none may hold a NaN (see attention_body)."""
     heads, queries, dim, per_page = site["Hs"], site["Hq"], site["Di"], site["U"]
     block = site["block"]
     blocks = per_page // block
