@@ -37,6 +37,7 @@ COMMANDS = {
     "init": "Write a model.pt with random weights.",
     "export": "Turn a model.pt into a bundle: ONNX, proved equal to PyTorch.",
     "calibrate": "Measure the ranges of activations, for INT8.",
+    "quantize": "Write a bundle's graphs in INT8.",
     "verify": "Compare a bundle with the model.pt it came from.",
     "inspect": "Show what a bundle, model.pt, ONNX file or plugin library holds.",
     "targets": "List the devices that can be exported to.",

@@ -104,8 +104,10 @@ def with_bodies(proto: bytes) -> bytes:
 
     from ..ops.attach import attach_functions
     from ..ops.registry import DOMAIN
+    from ..quantize.embedding import for_tensorrt
 
     model = onnx.ModelProto.FromString(proto)
+    for_tensorrt(model)
     names = {function.name for function in model.functions}
     del model.functions[:]
     for node in model.graph.node:

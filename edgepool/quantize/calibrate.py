@@ -21,7 +21,7 @@ from .linears import Group, groups
 from .ranges import Extremes, Histogram
 from .record import Calibration
 from .runner import Stepper, open_graph, run_sequence
-from .smooth import smoothing
+from .smooth import Activations, smoothing
 from .stored import StoredWeights
 
 Report = Callable[[str, int, int], None]
@@ -110,6 +110,7 @@ def measure(bundle: Bundle, options: Options, report: Report) -> Calibration:
                 float(seen.lowest.min()),
                 float(seen.highest.max()),
                 seen.channels,
+                seen.mean_squares.astype(np.float32),
                 limits.get(name),
             )
             for name, seen in extremes.items()
@@ -152,9 +153,9 @@ def clipped(
 ) -> dict[str, float]:
     """Thresholds of the activations after SmoothQuant, from a second pass with fixed histograms."""
     channels = {name: seen.channels for name, seen in extremes.items()}
-    scales = smoothing(
-        bundle.config, found, channels, StoredWeights.of(bundle.model_path).read
-    ).groups
+    squares = {name: seen.mean_squares for name, seen in extremes.items()}
+    weights = StoredWeights.of(bundle.model_path)
+    scales = smoothing(bundle.config, found, Activations(channels, squares), weights.read).groups
     histograms = {}
     for name, amax in channels.items():
         scale = scales.get(name, np.ones_like(amax))

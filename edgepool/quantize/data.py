@@ -60,7 +60,7 @@ def from_files(
     held = min(HELD_OUT, config.max_context)
     quota = -(-(sum(wanted) + held) // len(files))
     kinds = {kind_of(file) for file in files}
-    parts = [_read(file, encode, config, quota) for file in files]
+    parts = [read_tokens(file, encode, config, quota) for file in files]
     tokens = np.concatenate(parts)
     if len(tokens) < wanted[0]:
         raise BadInput(
@@ -100,7 +100,7 @@ def kind_of(file: Path) -> str:
     return {".npz": "npz", ".jsonl": "jsonl", ".ndjson": "jsonl"}.get(file.suffix, "text")
 
 
-def _read(file: Path, encode: Encode | None, config: ModelConfig, most: int) -> np.ndarray:
+def read_tokens(file: Path, encode: Encode | None, config: ModelConfig, most: int) -> np.ndarray:
     """At most so many tokens from the beginning of a file, [n] int32."""
     kind = kind_of(file)
     if kind != "npz" and encode is None:

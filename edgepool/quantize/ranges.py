@@ -10,11 +10,13 @@ LEVELS = 128  # of a symmetric INT8 half
 
 
 class Extremes:
-    """Lowest and highest value of each channel, over everything that was added."""
+    """Lowest, highest and mean squared value of each channel, over everything that was added."""
 
     def __init__(self, channels: int):
         self.lowest = np.full(channels, np.inf, np.float32)
         self.highest = np.full(channels, -np.inf, np.float32)
+        self._squares = np.zeros(channels, np.float64)
+        self._rows = 0
 
     def add(self, values: np.ndarray) -> bool:
         """Take [..., C] values; False if one of them is NaN or infinite."""
@@ -22,12 +24,19 @@ class Extremes:
         lowest, highest = rows.min(0), rows.max(0)  # NaN wins in both
         self.lowest = np.minimum(self.lowest, lowest)
         self.highest = np.maximum(self.highest, highest)
+        self._squares += np.einsum("rc,rc->c", rows, rows, dtype=np.float64)
+        self._rows += len(rows)
         return bool(np.isfinite(lowest).all() and np.isfinite(highest).all())
 
     @property
     def channels(self) -> np.ndarray:
         """Largest |value| of each channel [C]."""
         return np.maximum(np.abs(self.lowest), np.abs(self.highest))
+
+    @property
+    def mean_squares(self) -> np.ndarray:
+        """Mean of value^2 of each channel [C]."""
+        return self._squares / max(self._rows, 1)
 
 
 class Histogram:

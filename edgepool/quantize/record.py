@@ -5,7 +5,8 @@
      "data": {"kind", "files", "samples", "tokens", "longest", "digest"},
      "held_out": [token ids that calibration did not see],
      "tensors": {"layers.0.q_proj": {"lowest": x, "highest": x, "threshold": x,
-                                     "channels": [largest |value| of each channel]}, ...}}
+                                     "channels": [largest |value| of each channel],
+                                     "mean_squares": [of each channel]}, ...}}
 
 A tensor is named after the first linear layer that reads it. `threshold` is what the method makes
 of the values after SmoothQuant; null for minmax, where the channels say it.
@@ -34,11 +35,12 @@ METHODS = ("minmax", "entropy", "percentile")
 
 @dataclass(frozen=True)
 class Tensor:
-    """Ranges of one activation; channels [C] float32, threshold None for minmax."""
+    """Ranges of one activation; channels, mean_squares [C] float32, threshold None for minmax."""
 
     lowest: float
     highest: float
     channels: np.ndarray
+    mean_squares: np.ndarray
     threshold: float | None = None
 
 
@@ -60,6 +62,7 @@ class Calibration:
                 "highest": _short(tensor.highest),
                 "threshold": None if tensor.threshold is None else _short(tensor.threshold),
                 "channels": [_short(x) for x in tensor.channels],
+                "mean_squares": [_short(x) for x in tensor.mean_squares],
             }
             for name, tensor in self.tensors.items()
         }
@@ -122,13 +125,17 @@ def read(path: Path, bundle: Bundle) -> Calibration:
 
 
 def _tensor(value: dict[str, Any]) -> Tensor:
-    channels = np.array(value["channels"], np.float32).reshape(-1)
+    channels, squares = (
+        np.array(value[name], np.float32).reshape(-1) for name in ("channels", "mean_squares")
+    )
     threshold = None if value["threshold"] is None else float(value["threshold"])
     lowest, highest = float(value["lowest"]), float(value["highest"])
-    numbers = [lowest, highest, threshold or 0.0, float(channels.min()), float(channels.max())]
-    if not all(map(math.isfinite, numbers)) or channels.min() < 0:
+    sums = (lowest, highest, threshold or 0.0, float(channels.sum()), float(squares.sum()))
+    if not all(map(math.isfinite, sums)) or min(channels.min(), squares.min()) < 0:
         raise ValueError("a range that is none")
-    return Tensor(lowest, highest, channels, threshold)
+    if len(channels) != len(squares):
+        raise ValueError("channels that have no mean square")
+    return Tensor(lowest, highest, channels, squares, threshold)
 
 
 def with_digest(calibration: Calibration) -> Calibration:

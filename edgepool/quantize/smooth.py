@@ -2,9 +2,14 @@
 
 A channel j of a linear's input is divided by s[j] = a[j]^alpha / w[j]^(1 - alpha), a its largest
 |value| and w the largest |weight| that reads it, and the weights that read it are multiplied. The
-division costs nothing where what gives the channel is linear in a weight of its own: RMSNorm's, the
-rows of v_proj for o_proj's input, those of up_proj for down_proj's. Where the LM head shares the
-embedding's table, the embedding's output is multiplied by 1/s (one Mul).
+division costs nothing where what gives the channel is linear in a weight of its own: RMSNorm's, or
+the rows of v_proj for o_proj's input. Where the LM head shares the embedding's table, the
+embedding's output is multiplied by 1/s (one Mul).
+
+Unless it is given, alpha is chosen for each input, from ALPHAS, by the error that rounding makes in
+the output: with step d, a rounded value is off by d^2/12 in the mean square, so that is
+
+    d_x^2/12 * sum_oj (w[o,j] s[j])^2  +  sum_o d_w[o]^2/12 * sum_j mean(x[j]^2) / s[j]^2
 """
 
 from __future__ import annotations
@@ -15,9 +20,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..config import ModelConfig
+from . import blocks
 from .linears import HEAD, Group, Linear
 
-ALPHA = 0.7
+ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+HEAD_ROWS = 8192  # of the vocabulary that are looked at to choose alpha
 SMALLEST = 1e-5  # of a range: a channel that is always zero
 
 Read = Callable[[str], np.ndarray]
@@ -39,15 +46,13 @@ class Smoothing:
     groups: Vectors = field(default_factory=dict)
     embedding: np.ndarray | None = None
 
-    def weight(self, linear: Linear, array: np.ndarray) -> np.ndarray:
-        """The linear's weight, as the graph has it, after smoothing: float32."""
-        array = np.asarray(array, np.float32)
-        scale, divisor = self.inputs.get(linear.name), self.outputs.get(linear.weight)
-        if scale is not None:
-            array = array * (scale[None, :] if linear.turned else scale[:, None])
-        if divisor is not None:
-            array = array / (divisor[:, None] if linear.turned else divisor[None, :])
-        return array
+    def factors(self, linear: Linear, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """What the rows and the columns of the weight, as the graph has it, are multiplied by."""
+        outputs, inputs = shape if linear.turned else shape[::-1]
+        scale = self.inputs.get(linear.name, np.ones(inputs, np.float32))
+        divisor = self.outputs.get(linear.weight)
+        shrink = np.ones(outputs, np.float32) if divisor is None else 1 / divisor
+        return (shrink, scale) if linear.turned else (scale, shrink)
 
     def vector(self, name: str, array: np.ndarray) -> np.ndarray:
         """A norm's weight or a bias after smoothing: float32."""
@@ -56,78 +61,107 @@ class Smoothing:
         return array if divisor is None else array / divisor
 
 
+@dataclass(frozen=True)
+class Activations:
+    """What calibration knows of the inputs, by group: largest |value|, mean square, each [C]."""
+
+    channels: Mapping[str, np.ndarray]
+    mean_squares: Mapping[str, np.ndarray]
+
+
 def smoothing(
     config: ModelConfig,
     groups: Sequence[Group],
-    channels: Mapping[str, np.ndarray],
+    activations: Activations,
     read: Read,
-    alpha: float = ALPHA,
+    alpha: float | None = None,
 ) -> Smoothing:
-    """Scales for every group whose input a weight can absorb.
-
-    channels: by group, the largest |value| of each channel [C]; read: a weight by its name.
-    """
-    result = Smoothing()
-    found = {group.name: group for group in groups}
-
-    def largest(group: Group) -> np.ndarray:
-        parts = [
-            np.abs(result.weight(linear, read(linear.weight))).max(0 if linear.turned else 1)
-            for linear in group.linears
-        ]
-        return np.max(parts, axis=0)
-
-    def put(group: Group, scale: np.ndarray) -> None:
-        result.groups[group.name] = scale
-        for linear in group.linears:
-            result.inputs[linear.name] = scale
-
+    """Scales for every group whose input a weight can absorb. read gives a weight by its name."""
+    maker = _Maker(activations, read, alpha)
+    result, found = maker.result, {group.name: group for group in groups}
     for i in range(config.num_layers):
         for first, norm in (("q_proj", "attn_norm"), ("gate_proj", "mlp_norm")):
-            group = found[f"layers.{i}.{first}"]
-            scale = _scale(channels[group.name], largest(group), alpha)
-            put(group, scale)
+            scale = maker.scale([found[f"layers.{i}.{first}"]])
             result.outputs[f"layers.{i}.{norm}.weight"] = scale
+    heads = (config.num_kv_heads, config.group_size, config.head_dim)
+
+    def shared(channels: np.ndarray) -> np.ndarray:
+        """Query heads of a KV head read the same channels of V: the largest of them for all."""
+        largest = channels.reshape(heads).max(1, keepdims=True)
+        return np.broadcast_to(largest, heads).reshape(-1)
+
     for donor in filter(config.is_donor, range(config.num_layers)):
-        _values(config, donor, found, channels, largest, put, result, alpha)
-    group = found[HEAD]
-    scale = _scale(channels[HEAD], largest(group), alpha)
-    put(group, scale)
+        readers = [i for i in range(config.num_layers) if config.kv_donor[i] == donor]
+        # Attention mixes tokens, never channels, so o_proj's input is linear in V's channels.
+        spread = maker.scale([found[f"layers.{i}.o_proj"] for i in readers], shared)
+        for kind in ("weight", "bias"):
+            result.outputs[f"layers.{donor}.v_proj.{kind}"] = spread.reshape(heads)[:, 0].reshape(
+                -1
+            )
+    scale = maker.scale([found[HEAD]])
     result.outputs["norm.weight"] = scale
     if config.tie_embeddings:
         result.embedding = scale
     return result
 
 
-def _values(
-    config: ModelConfig,
-    donor: int,
-    found: Mapping[str, Group],
-    channels: Mapping[str, np.ndarray],
-    largest: Callable[[Group], np.ndarray],
-    put: Callable[[Group, np.ndarray], None],
-    result: Smoothing,
-    alpha: float,
-) -> None:
-    """v_proj -> o_proj of a donor and its readers: attention mixes tokens, never channels."""
-    readers = [i for i in range(config.num_layers) if config.kv_donor[i] == donor]
-    groups = [found[f"layers.{i}.o_proj"] for i in readers]
-    heads = (config.num_kv_heads, config.group_size, config.head_dim)
+class _Maker:
+    """Chooses the scales of groups one after the other, and keeps them in `result`."""
 
-    def shared(vectors: Sequence[np.ndarray]) -> np.ndarray:
-        """The largest over layers and over the query heads of a KV head: [Hkv,D]."""
-        return np.max([vector.reshape(heads).max(1) for vector in vectors], axis=0)
+    def __init__(self, activations: Activations, read: Read, alpha: float | None):
+        self.result = Smoothing()
+        self._activations = activations
+        self._read = read
+        self._alphas = ALPHAS if alpha is None else (alpha,)
 
-    scale = _scale(
-        shared([channels[group.name] for group in groups]),
-        shared(list(map(largest, groups))),
-        alpha,
-    )
-    spread = np.repeat(scale[:, None], config.group_size, axis=1).reshape(-1)
-    for group in groups:
-        put(group, spread)
-    for kind in ("weight", "bias"):
-        result.outputs[f"layers.{donor}.v_proj.{kind}"] = scale.reshape(-1)
+    def scale(
+        self,
+        groups: Sequence[Group],
+        shared: Callable[[np.ndarray], np.ndarray] = lambda channels: channels,
+    ) -> np.ndarray:
+        """One scale for all these groups: [C]. `shared` ties channels to each other."""
+        largest = np.max([self._activations.channels[group.name] for group in groups], axis=0)
+        matrices = [(group, *self._matrix(linear)) for group in groups for linear in group.linears]
+        readers = [
+            blocks.largest(matrix, rows, columns, axis=0 if turned else 1)
+            for _, matrix, rows, columns, turned in matrices
+        ]
+        a, w = shared(largest), shared(np.max(readers, axis=0))
+        tried = [_scale(a, w, alpha) for alpha in self._alphas]
+        if len(tried) > 1:
+            errors = [sum(self._error(scale, *entry) for entry in matrices) for scale in tried]
+            tried = [tried[int(np.argmin(errors))]]
+        for group in groups:
+            self.result.groups[group.name] = tried[0]
+            for linear in group.linears:
+                self.result.inputs[linear.name] = tried[0]
+        return tried[0]
+
+    def _matrix(self, linear: Linear) -> tuple[np.ndarray, np.ndarray, np.ndarray, bool]:
+        """A weight (a part of a large vocabulary's), its factors so far, whether it is turned."""
+        matrix = self._read(linear.weight)
+        if linear.turned:
+            matrix = matrix[:: max(1, len(matrix) // HEAD_ROWS)]
+        return matrix, *self.result.factors(linear, matrix.shape), linear.turned
+
+    def _error(
+        self,
+        scale: np.ndarray,
+        group: Group,
+        matrix: np.ndarray,
+        rows: np.ndarray,
+        columns: np.ndarray,
+        turned: bool,
+    ) -> float:
+        """The expected squared error of a linear's output, times 12 * 127^2."""
+        if turned:
+            columns = columns * scale
+        else:
+            rows = rows * scale
+        step = float((self._activations.channels[group.name] / scale).max())
+        steps = blocks.largest(matrix, rows, columns, axis=1 if turned else 0)
+        squares = float((self._activations.mean_squares[group.name] / scale**2).sum())
+        return step**2 * blocks.energy(matrix, rows, columns) + float((steps**2).sum()) * squares
 
 
 def _scale(activations: np.ndarray, weights: np.ndarray, alpha: float) -> np.ndarray:

@@ -17,12 +17,13 @@ class StoredWeights:
     """Initialisers of model.onnx by name; `read` maps the bytes of one, nothing is kept."""
 
     folder: Path
+    graph: onnx.GraphProto
     tensors: dict[str, onnx.TensorProto]
 
     @classmethod
     def of(cls, path: Path) -> StoredWeights:
-        tensors = {tensor.name: tensor for tensor in read_graph(path).graph.initializer}
-        return cls(path.parent, tensors)
+        graph = read_graph(path).graph
+        return cls(path.parent, graph, {tensor.name: tensor for tensor in graph.initializer})
 
     def read(self, name: str) -> np.ndarray:
         """The tensor, read-only, as the graph has it."""

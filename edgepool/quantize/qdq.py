@@ -1,0 +1,241 @@
+"""Explicit Q/DQ in a traced graph: what is INT8, stored how, scaled by what.
+
+    weight  INT8 [..] -> DequantizeLinear(scale per output channel) -> MatMul or Gemm
+    input   -> QuantizeLinear (one scale) -> DequantizeLinear -> MatMul or Gemm, for every reader
+    embedding  Gather of INT8 rows, times Gather of the rows' scales
+
+All of it is symmetric, with zero points and axes written out. TensorRT 8 takes no INT8 initialiser:
+in its form, `pairs`, the weight is stored in FP32 and goes through QuantizeLinear and
+DequantizeLinear, and the embedding stays FP32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from ..exporter.weights import Weight
+from . import blocks
+from .linears import Group, Linear, groups
+from .record import Tensor
+from .smooth import Smoothing
+
+EMBEDDING = "embed.weight"
+LEVELS = 127  # of a symmetric INT8
+
+Read = Callable[[str], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Computed(Weight):
+    """An initialiser that is computed when it is written."""
+
+    make: Callable[[], np.ndarray] = lambda: np.zeros(0)
+
+    def read(self) -> memoryview:
+        return np.ascontiguousarray(self.make()).reshape(-1).view(np.uint8).data
+
+
+@dataclass(frozen=True)
+class Int8Graph:
+    """A graph whose weights are inputs, and these weights."""
+
+    model: onnx.ModelProto
+    weights: list[Weight]
+
+
+def to_int8(
+    model: onnx.ModelProto,
+    inputs: int,
+    read: Read,
+    ranges: Mapping[str, Tensor],
+    smoothing: Smoothing,
+    float_groups: Collection[str] = (),
+    pairs: bool = False,
+) -> Int8Graph:
+    """Put Q/DQ into a traced graph, in place.
+
+    The first `inputs` graph inputs are real ones, the others weights, whose values `read` gives.
+    ranges: by group, see `record.Tensor`; float_groups: whose input is not quantised.
+    """
+    editor = _Editor(model, inputs, read, smoothing, pairs)
+    linears = {
+        linear.node: (group, linear) for group in groups(model.graph) for linear in group.linears
+    }
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    for node in nodes:
+        if node.name in linears:
+            group, linear = linears[node.name]
+            if group.name not in float_groups:
+                scale = activation_scale(group, ranges[group.name], smoothing)
+                node.input[0] = editor.activation(linear, scale)
+            node.input[1] = editor.weight(linear)
+            editor.add(node)
+        elif node.op_type == "Gather" and node.input[0] == EMBEDDING:
+            editor.embedding(node)
+        else:
+            editor.add(node)
+    return editor.finish()
+
+
+def activation_scale(group: Group, tensor: Tensor, smoothing: Smoothing) -> float:
+    """The scale of a group's input after smoothing: its largest |value|, or threshold, / 127."""
+    largest = tensor.threshold
+    if largest is None:
+        divisor = smoothing.groups.get(group.name, np.ones(1, np.float32))
+        largest = float((tensor.channels / divisor).max())
+    return largest / LEVELS or 1.0
+
+
+class _Editor:
+    """The nodes, initialisers and weights of the graph that is being made."""
+
+    def __init__(
+        self, model: onnx.ModelProto, inputs: int, read: Read, smoothing: Smoothing, pairs: bool
+    ):
+        self._model = model
+        self._graph = graph = model.graph
+        self._read = read
+        self._smoothing = smoothing
+        self._pairs = pairs
+        self._weights: dict[str, Weight] = {}
+        self._dequantised: dict[str, str] = {}
+        self._constants: set[str] = set()
+        self._floats = [value.name for value in graph.input[inputs:]]
+        del graph.input[inputs:]
+
+    def add(self, node: onnx.NodeProto) -> None:
+        self._graph.node.append(node)
+
+    def activation(self, linear: Linear, scale: float) -> str:
+        """The linear's input after a Q and a DQ of its own.
+
+        ONNX Runtime on x86 makes activations unsigned before it fuses them, and only where a Q has
+        one DQ as its reader and that one product.
+        """
+        name = linear.name
+        scale_name = self._constant(f"{name}.input_scale", np.float32(scale))
+        zero = self._constant(f"{name}.input_zero_point", np.int8(0))
+        inputs = [linear.value, scale_name, zero]
+        self.add(_node("QuantizeLinear", name, inputs, "input_quantized"))
+        inputs[0] = f"{name}.input_quantized"
+        self.add(_node("DequantizeLinear", name, inputs, "input"))
+        return f"{name}.input"
+
+    def weight(self, linear: Linear) -> str:
+        """The linear's weight, dequantised; a table that two nodes read is stored once."""
+        if linear.weight in self._dequantised:
+            return self._dequantised[linear.weight]
+        axis = 0 if linear.turned else 1
+        rows, columns, scale = self._factors(linear)
+        stored, scope = self._stored(linear, rows, columns, scale), f"{linear.name}.weight"
+        scale_name = self._put(f"{linear.weight}_scale", scale)
+        # One of its own: where ONNX Runtime makes a weight unsigned, it changes the zero point too.
+        zero = self._constant(f"{linear.weight}_zero_point", np.zeros(len(scale), np.int8))
+        if self._pairs:
+            node = _node("QuantizeLinear", scope, [stored, scale_name, zero], "quantized")
+            node.attribute.append(helper.make_attribute("axis", axis))
+            self.add(node)
+            stored = node.output[0]
+        node = _node("DequantizeLinear", scope, [stored, scale_name, zero], "dequantized")
+        node.attribute.append(helper.make_attribute("axis", axis))
+        self.add(node)
+        self._dequantised[linear.weight] = node.output[0]
+        return node.output[0]
+
+    def embedding(self, gather: onnx.NodeProto) -> None:
+        """The embedding's rows: dequantised, and with the head's smoothing undone."""
+        out, ids = gather.output[0], gather.input[1]
+        divisor = self._smoothing.embedding
+        rows_out = out if divisor is None else "embed.rows"
+        if self._pairs:
+            gather.output[0] = rows_out
+            self.add(gather)
+        else:
+            linear = Linear("embed", gather.name, EMBEDDING, ids, turned=True)
+            rows, columns, scale = self._factors(linear)
+            self._stored(linear, rows, columns, scale)
+            scales = self._put(f"{EMBEDDING}_scale", scale)
+            last = self._constant("last_axis", np.array([-1], np.int64))
+            self.add(_node("Gather", "embed.stored", [EMBEDDING, ids]))
+            cast = _node("Cast", "embed.stored", ["embed.stored/Gather"])
+            cast.attribute.append(helper.make_attribute("to", TensorProto.FLOAT))
+            self.add(cast)
+            self.add(_node("Gather", "embed.scales", [scales, ids]))
+            self.add(_node("Unsqueeze", "embed.scales", ["embed.scales/Gather", last]))
+            factors = ["embed.stored/Cast", "embed.scales/Unsqueeze"]
+            self.add(helper.make_node("Mul", factors, [rows_out], "embed/Mul"))
+        if divisor is not None:
+            inverse = self._put("embed.unsmooth", 1 / divisor)
+            self.add(helper.make_node("Mul", ["embed.rows", inverse], [out], "embed.unsmooth/Mul"))
+
+    def finish(self) -> Int8Graph:
+        """The model with all weights as inputs again, in the order in which they are read."""
+        for name in self._floats:
+            if name not in self._weights and any(name in node.input for node in self._graph.node):
+                self._put(name, self._smoothing.vector(name, self._read(name)))
+        for weight in self._weights.values():
+            value = helper.make_tensor_value_info(weight.name, weight.dtype, weight.shape)
+            self._graph.input.append(value)
+        return Int8Graph(self._model, list(self._weights.values()))
+
+    def _factors(self, linear: Linear) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of the stored weight: what its rows and columns are multiplied by; scales of outputs."""
+        matrix = self._read(linear.weight)
+        rows, columns = self._smoothing.factors(linear, matrix.shape)
+        if linear.weight == EMBEDDING and self._smoothing.embedding is not None:
+            columns = self._smoothing.embedding  # the head's input scale: one table for both
+        amax = blocks.largest(matrix, rows, columns, axis=1 if linear.turned else 0)
+        scale = np.where(amax > 0, amax / np.float32(LEVELS), np.float32(1)).astype(np.float32)
+        return rows, columns, scale
+
+    def _stored(
+        self, linear: Linear, rows: np.ndarray, columns: np.ndarray, scale: np.ndarray
+    ) -> str:
+        """Register what the file holds of a weight: INT8, or FP32 that is smoothed."""
+        name = linear.weight
+        if name in self._weights:
+            return name
+        shape = tuple(self._read(name).shape)
+        if self._pairs:
+            make = lambda: blocks.scaled(self._read(name), rows, columns)  # noqa: E731
+            self._weights[name] = _computed(name, shape, TensorProto.FLOAT, make)
+            return name
+        if linear.turned:
+            rows = rows / scale
+        else:
+            columns = columns / scale
+        make = lambda: blocks.quantised(self._read(name), rows, columns)  # noqa: E731
+        self._weights[name] = _computed(name, shape, TensorProto.INT8, make)
+        return name
+
+    def _put(self, name: str, array: np.ndarray) -> str:
+        """Register a small float tensor as a weight."""
+        array = np.asarray(array, np.float32)
+        self._weights.setdefault(
+            name, _computed(name, array.shape, TensorProto.FLOAT, lambda: array)
+        )
+        return name
+
+    def _constant(self, name: str, array: np.ndarray | np.generic) -> str:
+        if name not in self._constants:
+            self._constants.add(name)
+            self._graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
+        return name
+
+
+def _computed(
+    name: str, shape: Sequence[int], dtype: int, make: Callable[[], np.ndarray]
+) -> Computed:
+    return Computed(name, tuple(shape), dtype, torch.empty(0), False, make)
+
+
+def _node(op_type: str, scope: str, inputs: Sequence[str], result: str = "") -> onnx.NodeProto:
+    output = f"{scope}.{result}" if result else f"{scope}/{op_type}"
+    return helper.make_node(op_type, list(inputs), [output], f"{scope}/{op_type}")
