@@ -121,10 +121,16 @@ def load(name: str, kind: str = KIND) -> Library:
     return Library(toolchain.emulated(source, kind, library=True))
 
 
-def variant(name: str, kernel: str, *changes: tuple[str, str], kind: str = "plain") -> Library:
+def variant(
+    name: str,
+    kernel: str,
+    *changes: tuple[str, str],
+    kind: str = "plain",
+    flags: Sequence[str] = (),
+) -> Library:
     """The same of a copy of plugins/<kernel>/ in which pieces of text are replaced.
 
-    Each piece must occur exactly once in the folder.
+    Each piece must occur exactly once in the folder. `flags` go to the compiler.
     """
     texts = {p.name: p.read_text() for p in sorted((toolchain.PLUGINS / kernel).glob("*.cuh"))}
     for old, new in changes:
@@ -139,7 +145,7 @@ def variant(name: str, kernel: str, *changes: tuple[str, str], kind: str = "plai
     # An include in quotes is looked for beside the including file first.
     entry = folder / (name + "_entry.cpp")
     _write(entry, (HERE / entry.name).read_text())
-    return Library(toolchain.emulated(entry, kind, library=True))
+    return Library(toolchain.emulated(entry, kind, *flags, library=True))
 
 
 def _write(path: Path, text: str) -> None:

@@ -241,7 +241,9 @@ class Operator:
     changes: tuple[tuple[str, str], ...] = ()  # of every mutant
 
     def build(self, kind: str, *changes: tuple[str, str]) -> emulated.Library:
-        return emulated.variant(self.entry, self.folder, *self.changes, *changes, kind=kind)
+        # -O0: compiling takes longer than running.
+        changed = (*self.changes, *changes)
+        return emulated.variant(self.entry, self.folder, *changed, kind=kind, flags=["-O0"])
 
 
 KV = ("shared_kv_narrow", "shared_kv_attention")
