@@ -46,7 +46,7 @@ def test_commands_page_lists_every_option(command: str) -> None:
     page = (ROOT / "docs" / "commands.md").read_text()
     section = re.search(r"^## edgepool %s\n(.*?)(?=^## |\Z)" % command, page, re.M | re.S)
     assert section is not None
-    listed = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", section.group(1)))
+    listed = set(re.findall(r"(?<![\w-])--?[a-z][a-z0-9-]*", section.group(1)))
     assert options_of(command) - {"--help", "-o"} <= listed
     assert listed - {"-o"} <= options_of(command)
 
