@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 import torch
 from onnx import TensorProto, numpy_helper
@@ -23,6 +24,7 @@ from edgepool.quantize import record
 from edgepool.quantize.calibrate import Options as Calibration
 from edgepool.quantize.calibrate import calibrate
 from edgepool.quantize.compare import Graph, compare
+from edgepool.quantize.embedding import for_tensorrt
 from edgepool.quantize.linears import by_name, groups
 from edgepool.quantize.quantize import NAME, Options, quantize_bundle
 from edgepool.quantize.runner import Stepper, open_graph
@@ -263,3 +265,25 @@ def test_the_command_says_what_it_wrote(bundle: Path, capsys: pytest.CaptureFixt
     printed = json.loads(capsys.readouterr().out)
     assert printed["kv_dtype"] == "fp16"
     assert 0.5 < printed["int8_multiply_adds"] < 1
+
+
+def test_tensorrt_gets_the_table_dequantised(quantised: Path) -> None:
+    bundle = Bundle.open(quantised)
+    ids = record.read(quantised / record.NAME, bundle).held_out[:40].reshape(8, 5)
+    portable, _ = Graph(quantised / NAME, int8_config(bundle)).open(layers=False)
+    changed = onnx.ModelProto.FromString(portable.SerializeToString())
+    for_tensorrt(changed)
+    constants = {t.name for t in changed.graph.initializer if t.data_type == TensorProto.INT8}
+    for node in changed.graph.node:
+        if constants & set(node.input):  # all that TensorRT allows after one
+            assert node.op_type in ("QuantizeLinear", "DequantizeLinear")
+    logits = []
+    options = ort.SessionOptions()  # as written: ONNX Runtime cannot fuse a table with two readers
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    folder = str(quantised.resolve())
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", folder)
+    for graph in (portable, changed):
+        session = ort.InferenceSession(graph.SerializeToString(), options)
+        stepper = Stepper(session, int8_config(bundle), *ids.shape)
+        logits.append(stepper.step(ids, range(5))["logits"])
+    np.testing.assert_allclose(logits[0], logits[1], rtol=1e-4, atol=1e-4)
