@@ -25,10 +25,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
-import kernel_report  # noqa: E402
+import kernel_report
 
+ROOT = Path(__file__).resolve().parents[1]
 PLUGINS = ROOT / "plugins"
 DOCUMENT = ROOT / "docs" / "kernels.md"
 CLANG_SMS, NVCC_SMS = (72,), (80, 86, 87, 89, 90, 100, 120)
