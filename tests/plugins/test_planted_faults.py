@@ -76,7 +76,6 @@ INDEX_POOL_SELECT = [
         "  }\n  ", BLOCK, "\n  for (int i = static_cast<int>(threadIdx.x); i < tiles * 8;",
         detail="statistics",
     ),
-    barrier("stored_score(p, plan, row, first + i));\n  ", BLOCK, "", detail="keys"),
     barrier("scratch.count[i] = 0;\n    ", BLOCK, "", detail="digits"),
     barrier("scratch.equal[warp] = equal;\n  ", BLOCK, "", detail="counts"),
     barrier("", WARP, "\n    for (int k = 0; k < Chunk<P>", 72, detail="stage"),
@@ -89,7 +88,7 @@ INDEX_POOL_SELECT = [
     Fault("scale of the wrong token", "(lane & ~3) | i);", "(lane & ~3) | (i ^ 1));"),
     Fault("null page", "if (physical == 0) continue;", ""),
     Fault("unaligned load", "(vector[i] + channel))", "(vector[i] + channel + 1))"),
-    Fault("wrong head", "(int64_t{h} * p.NP + physical)", "(int64_t{0} * p.NP + physical)"),
+    Fault("wrong head", "(int64_t{h} * p.NP + physical)", "(int64_t{h} * 0 + physical)"),
     Fault(
         "wrong head", "at.s + row) * p.Hs + at.h) * p.Hq + query;\n      load_octet",
         "at.s + row) * p.Hs) * p.Hq + query;\n      load_octet", detail="of queries",
@@ -100,10 +99,6 @@ INDEX_POOL_SELECT = [
     Fault(
         "lost split", "(row.count + kPart - 1) / kPart * plan.keep",
         "row.count / kPart * plan.keep", detail="of a row",
-    ),
-    Fault(
-        "padding is scored", "high[column] = real ? candidates.high(p, at.s + row) * p.block : 0;",
-        "high[column] = candidates.high(p, at.s) * p.block;",
     ),
     Fault(
         "half a block", "for (int o = 1; o < min(together, 8)",
