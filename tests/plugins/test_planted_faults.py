@@ -105,7 +105,6 @@ INDEX_POOL_SELECT = [
         "for (int o = 2; o < min(together, 8)",
     ),
     Fault("negative affinities", "return x < 0 ? 0 : x;", "return x;"),
-    Fault("uncorrected sums", "before.y * expf(before.x - most);", "before.y;"),
 ]  # fmt: skip
 ATTENTION = [
     barrier("queries);\n  ", BLOCK, "", detail="queries"),
