@@ -61,7 +61,8 @@ class Weight:
         """The bytes to write. Raises BadInput for a value that the dtype cannot hold."""
         tensor = self.source.t() if self.transposed else self.source
         tensor = tensor.detach().to(TORCH_DTYPES[self.dtype]).contiguous()
-        if tensor.dtype == torch.float16 and not tensor.isfinite().all():
+        # the extremes tell without the temporaries of isfinite, which take twice the tensor
+        if tensor.dtype == torch.float16 and not all(x.isfinite() for x in torch.aminmax(tensor)):
             raise BadInput(
                 f"tensor '{self.name}' has values beyond float16: export with --dtype fp32"
             )
