@@ -183,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         compilers = [Compiler(options.output, options.toolchains, sm) for sm in sms]
         tools = options.toolchains / "tools"
         kernels = compiled(compilers, options.operator, tools, options.jobs)
-        launches = kernel_report.launches(options.output)
+        launches = kernel_report.launches()
         tables = kernel_report.tables(
             kernels, launches, dict.fromkeys(c.version for c in compilers)
         )

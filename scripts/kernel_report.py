@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,21 +159,22 @@ def _ptx_bits(suffixes: str) -> int:
     return int(found.group(1) or 1) * int(found.group(2)) if found else 0
 
 
-def launches(folder: Path) -> dict[str, dict[str, Launch]]:
+def launches() -> dict[str, dict[str, Launch]]:
     """By kernel and phase ("decode", "prefill"): its largest launch of launches.cpp."""
     cuda = Path(os.environ.get("CUDA_HOME") or "/usr/local/cuda") / "include"
-    program = folder / "launches"
-    command = [
-        "g++", "-std=c++17", "-O0", "-rdynamic", "-I", str(ROOT / "plugins"), "-isystem", str(cuda),
-        "-Wl,--unresolved-symbols=ignore-all", str(ROOT / "scripts" / "launches.cpp"), "-ldl",
-        "-o", str(program),
-    ]  # fmt: skip
-    run = subprocess.run(command, capture_output=True, text=True)
-    if run.returncode:
-        raise Unknown("scripts/launches.cpp does not compile: %s" % run.stderr.splitlines()[0])
-    run = subprocess.run([str(program)], capture_output=True, text=True)
-    if run.returncode:
-        raise Unknown("a launch of scripts/launches.cpp is refused")
+    with tempfile.TemporaryDirectory() as folder:
+        program = str(Path(folder) / "launches")
+        command = [
+            "g++", "-std=c++17", "-O0", "-rdynamic", "-I", str(ROOT / "plugins"), "-isystem",
+            str(cuda), "-Wl,--unresolved-symbols=ignore-all", str(ROOT / "scripts/launches.cpp"),
+            "-ldl", "-o", program,
+        ]  # fmt: skip
+        run = subprocess.run(command, capture_output=True, text=True)
+        if run.returncode:
+            raise Unknown("scripts/launches.cpp does not compile: %s" % run.stderr.splitlines()[0])
+        run = subprocess.run([program], capture_output=True, text=True)
+        if run.returncode:
+            raise Unknown("a launch of scripts/launches.cpp is refused")
     found: dict[str, dict[str, Launch]] = {}
     for line in run.stdout.splitlines():
         phase, symbol, threads, shared = line.split("\t")
