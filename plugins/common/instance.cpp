@@ -39,6 +39,9 @@ void append(char* text, size_t size, int& length, const char* format, va_list ar
   const int n = std::vsnprintf(text + used, size - used, format, arguments);
   if (n < 0) return;
   length = used + static_cast<size_t>(n) < size ? length + n : static_cast<int>(size) - 1;
+  // Names come from the graph: whatever they hold, a message is one line of ASCII.
+  for (char* c = text + used; c < text + length; ++c)
+    if (*c < ' ' || *c > '~') *c = '?';
 }
 
 }  // namespace

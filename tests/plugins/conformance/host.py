@@ -161,9 +161,9 @@ class Host:
         lines = []
         for i in range(self._c.host_messages()):
             text = self._c.host_message(i, ctypes.byref(severity))
-            lines.append((severity.value, text.decode()))
+            lines.append((severity.value, text))
         self._c.host_forget_messages()
-        return lines
+        return [(severity, text.decode("ascii")) for severity, text in lines]
 
     @property
     def heap_calls(self) -> ctypes.c_uint64:

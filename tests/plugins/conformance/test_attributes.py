@@ -48,7 +48,7 @@ def malformed(good: Field) -> Iterator[tuple[str, Field]]:
     yield "negative length", replace(good, length=-1)
     if good.type == CHAR:
         yield "integer", Field(good.name, INT32, bytes(4), 1)
-        for text in ("Mean", "no", good.data[:3].decode(), "x" * 5000, "%s%n"):
+        for text in ("Mean", "no", good.data[:3].decode(), "x" * 5000, "%s%n", "é\n"):
             yield "choice " + text[:8], Field.of(good.name or "", text)
         yield "zero bytes", Field(good.name, CHAR, bytes(4), 4)
     else:
