@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Dict, Iterator, Optional, Tuple
 
 from . import __version__
 from .errors import BadInput
-from .resources import resource
+from .resources import cache_folder, resource
 
 NAME = "libedgepool_plugins.so"
 SECTION = b".edgepool_record"  # plugins/cmake/record.cpp.in
@@ -104,7 +104,7 @@ def _part(stream: BinaryIO, offset: int, size: int) -> bytes:
 
 def default_folder(sm: int) -> Path:
     """Where `edgepool build-plugins` puts a library for GPUs of this compute capability."""
-    return _cache() / ("sm_%d" % sm)
+    return cache_folder() / "plugins" / ("sm_%d" % sm)
 
 
 def installed() -> Optional[Path]:
@@ -121,13 +121,7 @@ def installed() -> Optional[Path]:
 
 
 def _built() -> Iterator[Path]:
-    return iter(sorted(_cache().glob("*/" + NAME)))
-
-
-def _cache() -> Path:
-    chosen = os.environ.get("EDGEPOOL_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(chosen or os.path.join(base, "edgepool")) / "plugins"
+    return iter(sorted((cache_folder() / "plugins").glob("*/" + NAME)))
 
 
 def _is_private(path: Path) -> bool:

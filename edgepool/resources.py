@@ -1,10 +1,12 @@
-"""Finds the folders that are delivered beside the code: `export/`, `jetson/`, `plugins/`.
+"""Where things are: what is delivered beside the code, and what is built by this user.
 
-In a checkout they stand at its top, in an installed wheel under `edgepool/_data/`.
+`export/`, `jetson/` and `plugins/` stand at the top of a checkout, in an installed wheel under
+`edgepool/_data/`.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from .errors import MissingRequirement
@@ -25,3 +27,11 @@ def resource(*parts: str) -> Path:
             % found
         )
     return found
+
+
+def cache_folder() -> Path:
+    """Where this user's plugin libraries, engines and their record are: EDGEPOOL_CACHE, or in the
+    user's cache."""
+    chosen = os.environ.get("EDGEPOOL_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(chosen) if chosen else Path(base) / "edgepool"

@@ -19,19 +19,19 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple, Type
+from typing import Any, Dict, List, Optional, Tuple, Type
 
 from .. import files
 from ..bundle import Bundle
 from ..config import state_specs
 from ..errors import BadInput, EdgepoolError, GateFailed, MissingRequirement
+from ..progress import Report
 from ..targets import Target, find_target, load_targets
 from . import gpu, memory, store, tensorrt_api
 from .builder import Request
 from .graphs import Graph, graph_of
 from .profiles import Limits, profiles
 
-Report = Callable[[str, int, int], None]
 KILLED = (-9, 137)
 PRECISIONS = ("fp32", "fp16", "int8")
 

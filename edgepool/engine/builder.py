@@ -16,14 +16,14 @@ import signal
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from ..errors import BadInput, EdgepoolError, GateFailed, MissingRequirement, out_of_memory
+from ..progress import Report
 from . import tensorrt_api
 from .profiles import Profile, shape_of
 from .tensorrt_api import Api
 
-Report = Callable[[str, int, int], None]
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 

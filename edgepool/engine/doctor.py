@@ -123,10 +123,10 @@ def _nvidia(machine: Machine, target: Optional[Target]) -> Iterator[Line]:
         "CUDA", machine.cuda(), target, "cuda", "install CUDA" if not target else reinstall
     )
     if target is not None and target.software["tensorrt"].startswith("8."):
-        yield _versioned("cuDNN", machine.library("libcudnn.so"), target, "cudnn", reinstall)
-    tensorrt = machine.library("libnvinfer.so")
+        yield _versioned("cuDNN", machine.find_library("libcudnn.so"), target, "cudnn", reinstall)
+    tensorrt = machine.find_library("libnvinfer.so")
     yield _versioned("TensorRT", tensorrt, target, "tensorrt", reinstall)
-    parser = machine.library("libnvonnxparser.so")
+    parser = machine.find_library("libnvonnxparser.so")
     if parser is None:
         yield Line("TensorRT's ONNX parser", MISSING, "no libnvonnxparser.so", reinstall)
     else:

@@ -41,7 +41,8 @@ class Machine:
 
     def path(self, name: str) -> Optional[Path]:
         """Where the machine's own path `name` is, its links followed below root; None without."""
-        pending, done, links = [p for p in name.split("/") if p], [], 0  # type: ignore[var-annotated]
+        pending, links = [p for p in name.split("/") if p], 0
+        done: List[str] = []
         while pending:
             part = pending.pop(0)
             if part in (".", ".."):
@@ -133,7 +134,7 @@ class Machine:
         match = re.search(
             r"NVRM version:.*?(\d+\.\d+[\d.]*)", self.read("/proc/driver/nvidia/version")
         )
-        found = self.library("libcuda.so")
+        found = self.find_library("libcuda.so")
         return found and Found(match.group(1) if match else found.version, found.path)
 
     # ---------------------------------------------------------------------------- software
@@ -181,18 +182,18 @@ class Machine:
                     found.setdefault(name, Found(match.group(2), folder))
         return found
 
-    def library(self, stem: str) -> Optional[Found]:
+    def find_library(self, stem: str) -> Optional[Found]:
         """The newest library `stem` or `stem.N...` in the places where NVIDIA's software goes."""
         found = [
             Found(name[len(stem) + 1 :], path)
-            for folder in self.library_folders()
+            for folder in self.folders_of_libraries()
             for path in self.names(folder, stem + "*")
             for name in [path.split("/")[-1]]
             if re.fullmatch(r"(\.\d+)*", name[len(stem) :]) and self.path(path) is not None
         ]
         return max(found, key=lambda x: (numbers(x.version), len(x.version)), default=None)
 
-    def library_folders(self) -> List[str]:
+    def folders_of_libraries(self) -> List[str]:
         folders = ["/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/local/cuda/lib64"]
         for cpu in MACHINES:
             base = "/usr/lib/%s-linux-gnu" % cpu
@@ -213,7 +214,7 @@ class Machine:
             )
             if match:
                 return Found(match.group(1), folder)
-        return self.library("libcudart.so")
+        return self.find_library("libcudart.so")
 
     # ------------------------------------------------------------------------------- power
 

@@ -20,6 +20,7 @@ from typing import Any, Callable, Dict, Iterator, Optional
 from .. import files
 from ..bundle import Bundle
 from ..errors import BadInput, GateFailed
+from ..resources import cache_folder
 from . import trust
 
 ENGINE, RECORD = "engine", "engine.json"
@@ -43,7 +44,7 @@ def root_for(bundle: Bundle) -> Path:
     """The folder for a bundle's engines."""
     if os.access(str(bundle.path), os.W_OK):
         return bundle.path / "engines"
-    return trust.cache_folder() / "engines" / str(bundle.manifest["digest"])[:16]
+    return cache_folder() / "engines" / str(bundle.manifest["digest"])[:16]
 
 
 @contextlib.contextmanager

@@ -14,9 +14,10 @@ import importlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from ..errors import BadInput, MissingRequirement
+from ..progress import Report
 
 RUNTIMES = {"tensorrt": "TensorRT", "rtx": "TensorRT-RTX"}
 MODULES = {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx_bindings"}
@@ -75,10 +76,11 @@ def error_log(api: Api) -> Any:
     """A logger that prints errors on stderr and keeps them in `errors`; the rest is dropped."""
     severity = api.trt.ILogger.Severity
 
+    # Which module `trt` is, is known when the program runs, not when its types are checked.
     class Log(api.trt.ILogger):  # type: ignore[name-defined]
         def __init__(self) -> None:
             api.trt.ILogger.__init__(self)
-            self.errors = []  # type: ignore[var-annotated]
+            self.errors: List[str] = []
 
         def log(self, level: Any, message: str) -> None:
             if level in (severity.INTERNAL_ERROR, severity.ERROR):
@@ -167,16 +169,17 @@ def load_plugins(api: Api, library: Path) -> None:
         ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
-def watch_progress(api: Api, config: Any, report: Callable[[str, int, int], None]) -> None:
+def watch_progress(api: Api, config: Any, report: Report) -> None:
     """Report how far the outermost phase is, where the version tells of it."""
     base = getattr(api.trt, "IProgressMonitor", None)
     if base is None or not hasattr(config, "progress_monitor"):
         return
 
+    # As for `Log`: the base class is looked up in the module that is installed.
     class Monitor(base):  # type: ignore[misc, valid-type]
         def __init__(self) -> None:
             super().__init__()
-            self.outermost = {}  # type: ignore[var-annotated]
+            self.outermost: Dict[str, int] = {}
 
         def phase_start(self, name: str, parent: Optional[str], steps: int) -> None:
             if parent is None:

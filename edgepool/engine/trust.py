@@ -9,22 +9,13 @@ from __future__ import annotations
 import json
 import os
 import stat
-from pathlib import Path
 from typing import List
 
 from .. import files
 from ..errors import BadInput
+from ..resources import cache_folder
 
 RECORD = "engines.json"
-
-
-def cache_folder() -> Path:
-    """Where this user's engines and their record are: EDGEPOOL_CACHE, or in the user's cache."""
-    chosen = os.environ.get("EDGEPOOL_CACHE")
-    if chosen:
-        return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "edgepool"
 
 
 def remember(digest: str) -> None:

@@ -10,8 +10,9 @@ from .. import files
 from ..bundle import Bundle
 from ..errors import BadInput, GateFailed, MissingRequirement
 from ..plugin_library import installed
+from ..resources import cache_folder
 from ..targets import find_target
-from . import gpu, store, tensorrt_api, trust
+from . import gpu, store, tensorrt_api
 from .graphs import source, weights_digest
 
 BY_SPEED = ("int8", "fp16", "fp32")
@@ -57,7 +58,7 @@ def find_usable(bundle: Bundle, trusted: bool = False) -> Usable:
 def engines(bundle: Bundle) -> List[Tuple[Path, str, Dict[str, Any]]]:
     """Root, name and record of every engine of a bundle, the fastest precision first."""
     found = []
-    cached = trust.cache_folder() / "engines" / str(bundle.manifest["digest"])[:16]
+    cached = cache_folder() / "engines" / str(bundle.manifest["digest"])[:16]
     for root in (bundle.path / "engines", cached):
         for path in sorted(root.glob("*/" + store.RECORD)):
             record = store.read(root, path.parent.name)

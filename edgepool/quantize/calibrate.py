@@ -15,6 +15,7 @@ from ..config import suggest
 from ..errors import BadInput, GateFailed
 from ..exporter.lower import runnable
 from ..exporter.probe import read_graph, watch
+from ..progress import Report, silent
 from . import data, record
 from .amend import amended
 from .linears import Group, groups
@@ -23,8 +24,6 @@ from .record import Calibration
 from .runner import Stepper, open_graph, run_sequence
 from .smooth import Activations, smoothing
 from .stored import StoredWeights
-
-Report = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -37,9 +36,7 @@ class Options:
     method: str = "minmax"
 
 
-def calibrate(
-    path: Path, options: Options, report: Report = lambda step, done, total: None
-) -> Calibration:
+def calibrate(path: Path, options: Options, report: Report = silent) -> Calibration:
     """Calibrate the bundle at `path` and store calibration.json in it.
 
     Raises BadInput for data or a bundle that cannot be used, and GateFailed, naming the node, where

@@ -6,7 +6,6 @@ Both run on ONNX Runtime, chunk by chunk, so memory does not grow with the text.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,9 +15,8 @@ import onnx
 from ..config import ModelConfig
 from ..exporter.lower import runnable
 from ..exporter.probe import hidden_states, read_graph, watch
+from ..progress import Report, silent
 from .runner import CHUNK, Stepper, open_graph
-
-Report = Callable[[str, int, int], None]
 
 
 @dataclass
@@ -127,7 +125,7 @@ def compare(
     ids: np.ndarray,
     layers: bool = True,
     chunk: int = CHUNK,
-    report: Report = lambda step, done, total: None,
+    report: Report = silent,
 ) -> Comparison:
     """Run both graphs over one text [n] int32."""
     steppers = []

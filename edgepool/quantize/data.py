@@ -14,6 +14,7 @@ import numpy as np
 
 from ..config import ModelConfig
 from ..errors import BadInput
+from ..progress import Report
 from .runner import CHUNK, Stepper
 
 SAMPLES, LENGTH = 64, 1024  # sequences, tokens of each
@@ -23,7 +24,6 @@ OWN_SAMPLES, OWN_LENGTH = 8, 256  # what a model writes itself, token by token
 BLOCK = 1 << 20  # characters of text that are tokenised at once
 
 Encode = Callable[[str], Sequence[int]]
-Report = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)

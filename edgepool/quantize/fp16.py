@@ -9,7 +9,7 @@ stays FP32 from there on.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +24,7 @@ from ..bundle import Bundle
 from ..model import Model, new_state
 from ..model.layer import RMSNorm
 from ..ops.registry import operators
+from ..progress import Report, silent
 from .compare import Comparison, LayerError
 from .linears import groups
 from .runner import CHUNK
@@ -43,8 +44,6 @@ NODES = {
     "native_layer_norm": "LayerNormalization",
     **{op.torch_op._opoverload.overloadpacket.__name__: name for name, op in operators().items()},
 }
-
-Report = Callable[[str, int, int], None]
 
 
 @dataclass
@@ -146,9 +145,7 @@ def reference_model(bundle: Bundle) -> Model:
 
 
 @torch.no_grad()
-def judge(
-    model: Model, ids: np.ndarray, report: Report = lambda step, done, total: None
-) -> Outcome:
+def judge(model: Model, ids: np.ndarray, report: Report = silent) -> Outcome:
     """Run the model over a text [n] int32 in FP32 and in FP16, chunk by chunk."""
     config = model.config
     pages = -(-len(ids) // config.page_size)

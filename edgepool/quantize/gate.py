@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import BadInput, GateFailed
+from ..progress import Report
 from .compare import Comparison, Graph, compare
 from .page import page
 from .sensitivity import Sensitivity, sensitivities
@@ -21,7 +22,6 @@ REPORT, PAGE = "quantization.json", "quantization.html"
 REPORTS = (REPORT, PAGE)
 NAMED = 3  # layers that a failure names
 
-Report = Callable[[str, int, int], None]
 Judge = Callable[[Collection[str]], Comparison]
 
 

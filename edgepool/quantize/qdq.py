@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx
@@ -204,16 +205,22 @@ class _Editor:
             return name
         shape = tuple(self._read(name).shape)
         if self._pairs:
-            make = lambda: blocks.scaled(self._read(name), rows, columns)  # noqa: E731
+            make = partial(self._made, blocks.scaled, name, rows, columns)
             self._weights[name] = _computed(name, shape, TensorProto.FLOAT, make)
             return name
         if linear.turned:
             rows = rows / scale
         else:
             columns = columns / scale
-        make = lambda: blocks.quantised(self._read(name), rows, columns)  # noqa: E731
+        make = partial(self._made, blocks.quantised, name, rows, columns)
         self._weights[name] = _computed(name, shape, TensorProto.INT8, make)
         return name
+
+    def _made(
+        self, make: Callable[..., np.ndarray], name: str, rows: np.ndarray, columns: np.ndarray
+    ) -> np.ndarray:
+        """What `make` of blocks.py does to a weight, which is read only when it is written."""
+        return make(self._read(name), rows, columns)
 
     def _put(self, name: str, array: np.ndarray) -> str:
         """Register a small float tensor as a weight."""

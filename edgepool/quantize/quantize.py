@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from ..exporter.export import FORM, check_saved, hide_layers
 from ..exporter.graph import STEP_INPUTS
 from ..exporter.stamp import model_skeleton
 from ..exporter.weights import write_model
+from ..progress import Report, silent
 from ..targets import Target, find_target
 from . import calibrate as calibration_step
 from . import data, embedding, fp16, gate, qdq, record
@@ -29,8 +30,6 @@ from .amend import amended
 from .source import Source, prepare
 
 NAME = "model.int8.onnx"
-
-Report = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -52,9 +51,7 @@ class Options:
     tokens: int = gate.TOKENS
 
 
-def quantize_bundle(
-    path: Path, options: Options | None = None, report: Report = lambda step, done, total: None
-) -> Bundle:
+def quantize_bundle(path: Path, options: Options | None = None, report: Report = silent) -> Bundle:
     """Write the INT8 graphs of the bundle at `path`; calibrates it first where that is not done.
 
     Raises BadInput for a bundle, calibration or option that cannot be used, and GateFailed, naming
@@ -98,9 +95,7 @@ def quantize_bundle(
     return Bundle.open(path)
 
 
-def judge_fp16(
-    path: Path, options: Options, report: Report = lambda step, done, total: None
-) -> dict[str, Any]:
+def judge_fp16(path: Path, options: Options, report: Report = silent) -> dict[str, Any]:
     """What FP16 would cost: its figures, and the nodes that overflow, by the largest |value|.
 
     Raises GateFailed beyond the limits, with those nodes in FP32.

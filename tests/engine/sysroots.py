@@ -117,7 +117,7 @@ def jetson(
         f"{lib}/libcudnn.so.{cudnn}": None,
         f"/usr/lib/python{python}/dist-packages/tensorrt-{tensorrt}.dist-info/METADATA": None,
         **packages(site),
-        f"/root/.cache/edgepool/plugins/sm_{sm}/{NAME}": plugin_library(tensorrt, sm),
+        f"/home/jetson/.cache/edgepool/plugins/sm_{sm}/{NAME}": plugin_library(tensorrt, sm),
         "/var/lib/nvpmodel/status": "pmode:0000 fmode:quiet\n",
         "/etc/nvpmodel.conf": "< POWER_MODEL ID=0 NAME=MAXN >\n"
         "< POWER_MODEL ID=1 NAME=MODE_15W >\n",

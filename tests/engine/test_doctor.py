@@ -139,7 +139,7 @@ def test_a_pc_without_a_gpu(tmp_path: Path) -> None:
 
 
 LIB = "/usr/lib/aarch64-linux-gnu"
-XAVIER_PLUGINS = f"/root/.cache/edgepool/plugins/sm_72/{NAME}"
+XAVIER_PLUGINS = f"/home/jetson/.cache/edgepool/plugins/sm_72/{NAME}"
 
 
 @pytest.mark.parametrize(

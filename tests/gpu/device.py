@@ -25,9 +25,11 @@ def attribute(which: int) -> int:
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
+        # These tests are for a GPU; scripts/gpu_check.sh counts and shows what was skipped.
         pytest.skip("no GPU: this machine has no driver (libcuda.so.1)")
     status, count, device, value = cuda.cuInit(0), ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     if status or cuda.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        # As above: a driver without a GPU.
         pytest.skip("no GPU: the driver finds none (cuInit says %d)" % status)
     assert cuda.cuDeviceGet(ctypes.byref(device), 0) == 0
     assert cuda.cuDeviceGetAttribute(ctypes.byref(value), which, device) == 0
