@@ -19,7 +19,7 @@ from .errors import BadInput
 # Field numbers of onnx.proto, by message.
 MODEL_GRAPH = 7
 GRAPH_INITIALIZER = 5
-TENSOR_NAME, TENSOR_RAW_DATA, TENSOR_EXTERNAL_DATA, TENSOR_DATA_LOCATION = 8, 9, 13, 14
+TENSOR_RAW_DATA, TENSOR_EXTERNAL_DATA, TENSOR_DATA_LOCATION = 9, 13, 14
 ENTRY_KEY, ENTRY_VALUE = 1, 2
 
 # Where messages hold messages that can hold tensors: message -> field -> message.

@@ -33,7 +33,6 @@ from .graphs import Graph, graph_of
 from .profiles import Limits, profiles
 
 KILLED = (-9, 137)
-PRECISIONS = ("fp32", "fp16", "int8")
 
 
 @dataclass(frozen=True)

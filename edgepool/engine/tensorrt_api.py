@@ -41,10 +41,6 @@ class Api:
     def strongly_typed(self) -> bool:
         return self.runtime == "rtx" or self.version[0] >= 10
 
-    @property
-    def builds_without_gpu(self) -> bool:
-        return self.runtime == "rtx"
-
 
 def find(runtime: str) -> Api:
     """The installed TensorRT of a kind; raises MissingRequirement where there is none."""
@@ -136,7 +132,7 @@ def set_workspace(api: Api, config: Any, limit: Optional[int]) -> None:
         config.set_memory_pool_limit(api.trt.MemoryPoolType.WORKSPACE, limit)
 
 
-def set_compute_capabilities(api: Api, config: Any, wanted: Tuple[int, ...]) -> Tuple[int, ...]:
+def set_compute_capabilities(api: Api, config: Any, wanted: Tuple[int, ...]) -> None:
     """TensorRT-RTX: the GPUs to build for, 89 for compute capability 8.9; none: its default ones.
 
     Raises BadInput for one that this version cannot build for.
@@ -157,7 +153,6 @@ def set_compute_capabilities(api: Api, config: Any, wanted: Tuple[int, ...]) -> 
         config.num_compute_capabilities = len(wanted)
         for i, sm in enumerate(wanted):
             config.set_compute_capability(known[sm], i)
-    return wanted
 
 
 def load_plugins(api: Api, library: Path) -> None:

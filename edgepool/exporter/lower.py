@@ -20,13 +20,13 @@ from onnx import helper
 from .. import __version__
 from ..errors import BadInput
 from ..ops.attach import attach_functions
+from ..ops.attention_body import FEW
 from ..ops.registry import DOMAIN, VERSION, operators
 from ..resources import resource
 from .opset17 import lower_to_17
 
 # The IR version of the onnx release that brought the opset; readers refuse a newer one.
 IR_VERSIONS = {17: 8, 18: 8, 19: 9, 20: 9, 21: 10, 22: 10}
-FEW = 8  # queries up to which the form `gather` is the faster one
 PLUGIN_ATTRIBUTES = {"plugin_version": "1", "plugin_namespace": DOMAIN}
 
 

@@ -11,9 +11,9 @@ import onnxruntime as ort
 
 from ..config import ModelConfig, state_specs
 from ..errors import BadInput, MissingRequirement, out_of_memory
+from ..onnxfile import NUMPY_TYPES
 
 CHUNK = 256  # tokens per step
-DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int8)": np.int8}
 
 
 def open_graph(graph: onnx.ModelProto, folder: Path) -> ort.InferenceSession:
@@ -50,11 +50,10 @@ class Stepper:
         self, session: ort.InferenceSession, config: ModelConfig, batch: int, capacity: int
     ):
         pages = -(-capacity // config.page_size)
-        types = {value.name: DTYPES.get(value.type) for value in session.get_inputs()}
+        types = {value.name: NUMPY_TYPES.get(value.type) for value in session.get_inputs()}
         sizes = {"batch": batch, "pages": 1 + batch * pages}
         self._session = session
         self._page_size = config.page_size
-        self._names = [spec.name for spec in state_specs(config)]
         self._outputs = [value.name for value in session.get_outputs()]
         self._table = np.arange(1, 1 + batch * pages, dtype=np.int32).reshape(batch, pages)
         self.past = np.zeros(batch, np.int32)

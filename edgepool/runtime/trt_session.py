@@ -11,12 +11,11 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ..config import ModelConfig, state_specs
+from ..config import STEP_INPUTS, ModelConfig, state_specs
 from ..errors import BadInput, GateFailed, MissingRequirement
 from .device_memory import Device
 from .session import Session, physical_pages
 
-STEP_INPUTS = ("input_ids", "page_table", "past_len", "new_len", "logit_rows")
 DECODE, PREFILL = 0, 1  # the engine's optimisation profiles
 TABLE_COLUMNS = 64  # decode pads the page table to a multiple of this, so that a graph lives long
 
@@ -59,7 +58,6 @@ class TrtBackend:
         self, engine: bytes, trt: Any, device: Device, config: ModelConfig, in_place: bool
     ) -> None:
         self._device = device
-        self._trt = trt
         self._logger = trt.Logger(trt.Logger.WARNING)
         self._runtime = trt.Runtime(self._logger)  # both have to outlive the engine
         self._engine = self._runtime.deserialize_cuda_engine(engine)
@@ -83,7 +81,6 @@ class TrtBackend:
             copies = 1 if in_place else 2
             self._state[name] = [device.allocate(nbytes) for _ in range(copies)]
             self.cache_bytes += nbytes * copies
-        self._state_shapes = {name: most[name] for name in self._state}
         self._graphs: Dict[Tuple[int, ...], Callable[[], None]] = {}
         self._turn = 0
         self._bind()

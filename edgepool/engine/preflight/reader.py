@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import FrozenSet, Iterable, Tuple
 
 from ...resources import resource
@@ -78,11 +78,6 @@ def our_plugins() -> Iterable[str]:
     """Names of the folders in plugins/ that hold an operator."""
     folder = resource("plugins")
     return [path.parent.name for path in sorted(folder.glob("*/kernel.cuh"))]
-
-
-def with_plugins(reader: Reader, plugins: Iterable[str]) -> Reader:
-    """The reader with more plugins registered."""
-    return replace(reader, plugins=reader.plugins | frozenset(plugins))
 
 
 def _plain(name: str) -> str:
