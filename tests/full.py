@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = ROOT / "docs" / "verification.md"
-MARK = "| --- | --- | --- | --- | --- | --- | --- |\n"  # under the headings of "Full runs"
+MARK = "| --- | --- | --- | --- | --- | --- | --- | --- |\n"  # under the headings of "Full runs"
 
 
 def main() -> int:
@@ -31,6 +31,7 @@ def main() -> int:
         subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip(),
         "%s, %d cores, Python %s"
         % (platform.machine(), os.cpu_count() or 0, platform.python_version()),
+        " ".join(sys.argv[1:]) or "all",
         str(counts["tests"] - failed - counts["skipped"]),
         str(failed),
         str(counts["skipped"]),

@@ -10,7 +10,7 @@ and says which plugin it wants.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import onnx
 import onnx.version_converter
@@ -104,9 +104,18 @@ def without_plugin_attributes(model: onnx.ModelProto) -> onnx.ModelProto:
 def check_operators(model: onnx.ModelProto, known: Iterable[str]) -> None:
     """Raise BadInput for a standard operator that is not in `known` (empty: everything is)."""
     known = set(known)
-    for node in model.graph.node:
+    for node in _nodes(model.graph):
         if known and not node.domain and node.op_type not in known:
             raise BadInput(f"node '{node.name}': the target's parser does not know {node.op_type}")
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of a graph and of the branches and loops inside it."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _nodes(attribute.g)
 
 
 def parser_operators(name: str) -> list[str]:
@@ -116,6 +125,12 @@ def parser_operators(name: str) -> list[str]:
 
 
 def _proto(model: ir.Model, opset: int) -> onnx.ModelProto:
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        if node.domain == DOMAIN and node.graph is not model.graph:
+            raise BadInput(
+                f"node '{node.name}': {node.op_type} stands in a branch or loop: its state would be"
+                " copied; call it outside, and choose between results"
+            )
     proto = ir.serde.serialize_model(model)
     proto.ir_version = IR_VERSIONS[opset]
     proto.producer_name, proto.producer_version = "edgepool", __version__

@@ -33,7 +33,7 @@ UNCHANGED = "Constant ConstantOfShape Equal Identity If IsNaN Loop Reshape Scan 
 
 def lower_to_17(model: ir.Model) -> None:
     """Rewrite every node in place and set the opset; raises BadInput for one that has no rule."""
-    for node in list(model.graph):
+    for node in list(ir.traversal.RecursiveGraphIterator(model.graph)):
         if node.domain:
             continue
         rule = RULES.get(node.op_type)
@@ -68,12 +68,13 @@ def _constant(node: ir.Node, index: int) -> np.ndarray | None:
 
 
 def _put_before(
-    model: ir.Model, node: ir.Node, op_type: str, inputs: list[ir.Value], **attributes: object
+    node: ir.Node, op_type: str, inputs: list[ir.Value], **attributes: object
 ) -> ir.Value:
     """A new node in front of `node`, named after it; its only output, of no known shape."""
     made = ir.node(op_type, inputs, attributes, name=f"{node.name}.{op_type}")
     made.outputs[0].name = made.name
-    model.graph.insert_before(node, made)
+    assert node.graph is not None
+    node.graph.insert_before(node, made)
     return made.outputs[0]
 
 
@@ -110,17 +111,17 @@ def _shape(model: ir.Model, node: ir.Node) -> None:
     rank = len(node.inputs[0].shape)
     wanted = range(rank)[slice(start and start.as_int(), end and end.as_int())]
     indices = initializer(model, f"{node.name}.axes", np.array(wanted, np.int64))
-    whole = _put_before(model, node, "Shape", [node.inputs[0]])
+    whole = _put_before(node, "Shape", [node.inputs[0]])
     whole.shape, whole.type = ir.Shape([rank]), ir.TensorType(ir.DataType.INT64)
-    picked = _put_before(model, node, "Gather", [whole, indices], axis=0)
-    _replace(model, node, picked)
+    picked = _put_before(node, "Gather", [whole, indices], axis=0)
+    _replace(node, picked)
 
 
 def _cast(model: ir.Model, node: ir.Node) -> None:
     node.attributes.pop("saturate", None)
     if node.op_type == "CastLike":
-        result = _put_before(model, node, "Cast", [node.inputs[0]], to=int(node.inputs[1].dtype))
-        _replace(model, node, result)
+        result = _put_before(node, "Cast", [node.inputs[0]], to=int(node.inputs[1].dtype))
+        _replace(node, result)
 
 
 def _quantize(model: ir.Model, node: ir.Node) -> None:
@@ -157,23 +158,23 @@ def _layer_norm(model: ir.Model, node: ir.Node) -> None:
     rank = len(x.shape)
     axes = list(range(node.attributes.get_int("axis", -1) % rank, rank))
     if dtype != ir.DataType.FLOAT:
-        x = _put_before(model, node, "Cast", [x], to=int(ir.DataType.FLOAT))
+        x = _put_before(node, "Cast", [x], to=int(ir.DataType.FLOAT))
     scalar = lambda name, value: initializer(  # noqa: E731
         model, f"{node.name}.{name}", np.array(value, np.float32)
     )
-    mean = _put_before(model, node, "ReduceMean", [x], axes=axes, keepdims=1)
-    centred = _put_before(model, node, "Sub", [x, mean])
-    squared = _put_before(model, node, "Mul", [centred, centred])
-    variance = _put_before(model, node, "ReduceMean", [squared], axes=axes, keepdims=1)
+    mean = _put_before(node, "ReduceMean", [x], axes=axes, keepdims=1)
+    centred = _put_before(node, "Sub", [x, mean])
+    squared = _put_before(node, "Mul", [centred, centred])
+    variance = _put_before(node, "ReduceMean", [squared], axes=axes, keepdims=1)
     epsilon = scalar("epsilon", node.attributes.get_float("epsilon", 1e-5))
-    root = _put_before(model, node, "Sqrt", [_put_before(model, node, "Add", [variance, epsilon])])
-    result = _put_before(model, node, "Div", [centred, root])
+    root = _put_before(node, "Sqrt", [_put_before(node, "Add", [variance, epsilon])])
+    result = _put_before(node, "Div", [centred, root])
     if dtype != ir.DataType.FLOAT:
-        result = _put_before(model, node, "Cast", [result], to=int(dtype))
-    result = _put_before(model, node, "Mul", [result, node.inputs[1]])
+        result = _put_before(node, "Cast", [result], to=int(dtype))
+    result = _put_before(node, "Mul", [result, node.inputs[1]])
     if len(node.inputs) > 2 and node.inputs[2] is not None:
-        result = _put_before(model, node, "Add", [result, node.inputs[2]])
-    _replace(model, node, result)
+        result = _put_before(node, "Add", [result, node.inputs[2]])
+    _replace(node, result)
 
 
 def _gelu(model: ir.Model, node: ir.Node) -> None:
@@ -183,22 +184,23 @@ def _gelu(model: ir.Model, node: ir.Node) -> None:
         model, f"{node.name}.{name}", np.array(value, x.dtype.numpy())
     )
     if node.attributes.get_string("approximate", "none") == "tanh":
-        cube = _put_before(model, node, "Mul", [_put_before(model, node, "Mul", [x, x]), x])
-        bent = _put_before(model, node, "Mul", [cube, scalar("cubic", 0.044715)])
-        inner = _put_before(model, node, "Add", [x, bent])
-        scaled = _put_before(model, node, "Mul", [inner, scalar("inner", math.sqrt(2 / math.pi))])
-        curve = _put_before(model, node, "Tanh", [scaled])
+        cube = _put_before(node, "Mul", [_put_before(node, "Mul", [x, x]), x])
+        bent = _put_before(node, "Mul", [cube, scalar("cubic", 0.044715)])
+        inner = _put_before(node, "Add", [x, bent])
+        scaled = _put_before(node, "Mul", [inner, scalar("inner", math.sqrt(2 / math.pi))])
+        curve = _put_before(node, "Tanh", [scaled])
     else:
-        scaled = _put_before(model, node, "Mul", [x, scalar("inner", math.sqrt(0.5))])
-        curve = _put_before(model, node, "Erf", [scaled])
-    lifted = _put_before(model, node, "Add", [curve, scalar("one", 1.0)])
-    half = _put_before(model, node, "Mul", [x, scalar("half", 0.5)])
-    _replace(model, node, _put_before(model, node, "Mul", [half, lifted]))
+        scaled = _put_before(node, "Mul", [x, scalar("inner", math.sqrt(0.5))])
+        curve = _put_before(node, "Erf", [scaled])
+    lifted = _put_before(node, "Add", [curve, scalar("one", 1.0)])
+    half = _put_before(node, "Mul", [x, scalar("half", 0.5)])
+    _replace(node, _put_before(node, "Mul", [half, lifted]))
 
 
-def _replace(model: ir.Model, node: ir.Node, result: ir.Value) -> None:
+def _replace(node: ir.Node, result: ir.Value) -> None:
     take_over(node.outputs[0], result)
-    model.graph.remove(node, safe=True)
+    assert node.graph is not None
+    node.graph.remove(node, safe=True)
 
 
 RULES: dict[str, Callable[[ir.Model, ir.Node], None]] = {

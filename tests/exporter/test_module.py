@@ -7,13 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import torch
+from onnx import helper
 from torch import nn
 
 import edgepool
 from edgepool.errors import BadInput, GateFailed
-from edgepool.exporter.lower import parser_operators
+from edgepool.exporter.lower import check_operators, for_plugins, parser_operators, portable
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "export-module.md"
 
@@ -104,3 +106,38 @@ def test_what_cannot_be_traced_is_one_line(tmp_path: Path) -> None:
             DependsOnData(), (torch.ones(2, 3),), ({0: "n"},), tmp_path / "d.onnx"
         )
     assert "\n" not in str(caught.value)
+
+
+class Branching(nn.Module):
+    """Both branches hold operators that opset 17 writes in another form."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean = lambda x: (x * x.mean(-1, keepdim=True),)  # noqa: E731
+        bent = lambda x: (nn.functional.gelu(x),)  # noqa: E731
+        return torch.cond(x.sum() > 0, mean, bent, (x,))[0]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_branches_are_lowered_too(tmp_path: Path, sign: int) -> None:
+    x = sign * torch.rand(2, 3, 8)
+    path = tmp_path / "branching.onnx"
+    edgepool.export_module(Branching(), (x,), None, path, target="jetson-agx-xavier")
+    model = onnx.load(path)
+    (choice,) = [node for node in model.graph.node if node.op_type == "If"]
+    branches = [attribute.g for attribute in choice.attribute]
+    assert not {node.op_type for graph in branches for node in graph.node} & {"Gelu"}
+    with pytest.raises(BadInput, match="does not know (ReduceMean|Erf)"):
+        check_operators(model, {node.op_type for node in model.graph.node} | {"Mul"})
+
+
+def test_an_operator_in_a_branch_is_refused() -> None:
+    pool = helper.make_node("IndexPool", [], ["y"], name="inner", domain="edgepool")
+    branch = helper.make_graph([pool], "branch", [], [onnx.ValueInfoProto(name="y")])
+    choice = helper.make_node("If", ["x"], ["z"], then_branch=branch, else_branch=branch)
+    x = helper.make_tensor_value_info("x", onnx.TensorProto.BOOL, [])
+    graph = helper.make_graph([choice], "g", [x], [onnx.ValueInfoProto(name="z")])
+    imports = [helper.make_opsetid("", 20), helper.make_opsetid("edgepool", 1)]
+    model = ir.serde.deserialize_model(helper.make_model(graph, opset_imports=imports))
+    for lowered in (portable, for_plugins):
+        with pytest.raises(BadInput, match="node 'inner': IndexPool stands in a branch or loop"):
+            lowered(model)
