@@ -12,6 +12,7 @@ inside it.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -113,11 +114,18 @@ class Bundle:
             )
         return self.file(self.manifest["variants"][target]["model"])
 
+    def config_of(self, precision: str) -> ModelConfig:
+        """The configuration of the graphs of a precision: with INT8, the pages may be INT8 too."""
+        quantization = self.manifest["quantization"]
+        if precision != "int8" or quantization is None:
+            return self.config
+        return dataclasses.replace(self.config, kv_dtype=quantization.get("kv_dtype"))
+
     def reference(self) -> Dict[str, Any]:
         """The recorded PyTorch outputs (edgepool.exporter.reference says what they hold)."""
         name = self.manifest["reference"]
         if name is None:
-            raise BadInput("%s: it records no reference outputs" % self.path)
+            raise BadInput("%s: it records no reference outputs: export it anew" % self.path)
         return _read_json(self.file(name))
 
     def file(self, name: str) -> Path:

@@ -10,7 +10,6 @@ import typer
 
 from ..errors import GateFailed
 from . import console
-from .run_command import _one_of
 
 if TYPE_CHECKING:
     from ..engine.preflight import Finding, Report
@@ -43,8 +42,8 @@ def command(
     from ..engine.preflight import ERROR, WARNING, check
     from ..targets import find_target
 
-    _one_of("--format", format, ("table", "json", "html"))
-    _one_of("--fail-on", fail_on, (ERROR, WARNING))
+    console.one_of("--format", format, ("table", "json", "html"))
+    console.one_of("--fail-on", fail_on, (ERROR, WARNING))
     report = check(model, find_target(target), plugin or (), calibrator)
     if format == "json":
         console.print_json(report.to_dict())

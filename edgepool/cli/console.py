@@ -21,10 +21,12 @@ import os
 import shutil
 import sys
 import time
-from typing import Any, Dict, Iterable, Iterator, Sequence, TextIO
+from typing import Any, Dict, Iterable, Iterator, Optional, Sequence, TextIO
 
 import typer
 
+from ..config import suggest
+from ..errors import BadInput
 from ..progress import Report
 
 WIDTH = 100
@@ -47,6 +49,14 @@ def note(message: str) -> None:
 def print_json(value: Any) -> None:
     """Print `value` on stdout as indented JSON."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def one_of(option: str, value: Optional[str], known: Sequence[str]) -> None:
+    """Raise BadInput, which names the nearest, for a value that is not one of those known."""
+    if value is not None and value not in known:
+        raise BadInput(
+            "%s: %r is not one of %s%s" % (option, value, ", ".join(known), suggest(value, known))
+        )
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = "") -> None:

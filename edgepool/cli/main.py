@@ -111,10 +111,15 @@ for _name, _summary in COMMANDS.items():
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command line `argv` (the process's own by default) and return its exit code."""
+    return run(app, "edgepool", argv)
+
+
+def run(application: typer.Typer, name: str, argv: Optional[Sequence[str]]) -> int:
+    """Run an application of this house; every failure becomes one line and an exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     _print_whatever_comes()
     try:
-        code = app(arguments, prog_name="edgepool", standalone_mode=False)
+        code = application(arguments, prog_name=name, standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except EdgepoolError as failure:

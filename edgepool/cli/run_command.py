@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ContextManager, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, ContextManager, Dict, List, Optional, Sequence
 
 import typer
 
-from ..config import suggest
 from ..errors import BadInput
 from . import console
 
 if TYPE_CHECKING:
     from ..progress import Report
     from ..runtime.generate import Completion
+    from ..runtime.sampling import Sampling
+    from ..runtime.session import Session
+    from ..runtime.source import Source
+    from ..runtime.tokenizer import Tokenizer
 
 
 def command(
@@ -52,33 +55,52 @@ def command(
       edgepool run --chat --prompt "Why is the sky blue?" --temperature 0.7 --seed 1
       edgepool run model.pt --prompt - < story.txt
     """
-    from ..runtime.generate import check_prompt, generate
+    from ..runtime.generate import check_prompt
     from ..runtime.sampling import Sampling
     from ..runtime.source import open_source
 
-    _one_of("--backend", backend, ("ort", "torch", "trt"))
-    _one_of("--device", device, ("cpu", "cuda"))
+    console.one_of("--backend", backend, ("ort", "torch", "trt"))
+    console.one_of("--device", device, ("cpu", "cuda"))
     if system is not None and not chat:
         raise BadInput("--system needs --chat")
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty, seed)
-    text = _prompt_text(prompt)
+    text = prompt_text(prompt)
     source = open_source(bundle, backend, threads, device, trust_engine)
-    if chat:
-        messages = [{"role": "system", "content": system}] if system is not None else []
-        prompt_ids = source.encode_chat([*messages, {"role": "user", "content": text}])
-    else:
-        prompt_ids = source.encode(text)
+    prompt_ids = encoded(source, text, chat, system)
     check_prompt(prompt_ids, source.config.max_context)
     capacity = min(source.config.max_context, len(prompt_ids) + max_new_tokens)
     session = source.open_session(capacity)
+    complete(session, source.tokenizer, prompt_ids, sampling, max_new_tokens, stop or (), json)
+
+
+def encoded(source: Source, text: str, chat: bool, system: Optional[str] = None) -> List[int]:
+    """The tokens of a prompt, as text or as a user's message."""
+    if not chat:
+        return source.encode(text)
+    messages = [{"role": "system", "content": system}] if system is not None else []
+    return source.encode_chat([*messages, {"role": "user", "content": text}])
+
+
+def complete(
+    session: Session,
+    tokenizer: Tokenizer,
+    prompt_ids: List[int],
+    sampling: Sampling,
+    max_new_tokens: int,
+    stop: Sequence[str],
+    json: bool,
+) -> None:
+    """Generate, and print the text as it comes and the figures, or all of it as JSON."""
+    from ..runtime.generate import generate
+
     with _prefill_progress(len(prompt_ids), session.chunk) as report:
         run = generate(
             session,
-            source.tokenizer,
+            tokenizer,
             prompt_ids,
             sampling,
             max_new_tokens,
-            stop or (),
+            stop,
             on_text=None if json else _print_piece,
             report=report,
         )
@@ -89,7 +111,7 @@ def command(
     _note_figures(run, session.cache_bytes)
 
 
-def _prompt_text(prompt: str) -> str:
+def prompt_text(prompt: str) -> str:
     """The prompt; from stdin without the line end that shells and editors put last."""
     if prompt == "-":
         try:
@@ -140,10 +162,3 @@ def _note_figures(run: Completion, cache_bytes: int) -> None:
             100 * run.attended_fraction,
         )
     )
-
-
-def _one_of(option: str, value: Optional[str], known: Tuple[str, ...]) -> None:
-    if value is not None and value not in known:
-        raise BadInput(
-            "%s: %r is not one of %s%s" % (option, value, ", ".join(known), suggest(value, known))
-        )

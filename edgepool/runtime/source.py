@@ -83,7 +83,7 @@ def _bundle_source(bundle: Bundle, threads: int, device: str) -> Source:
     _verify_used(bundle)
     return Source(
         bundle.config,
-        _tokenizer(bundle),
+        tokenizer_of(bundle),
         lambda capacity: ort_session.open_session(
             bundle.model_path, bundle.config, capacity=capacity, threads=threads, device=device
         ),
@@ -104,10 +104,11 @@ def _engine_source(bundle: Bundle, trust_engine: bool) -> Source:
             usable.engine, trt, device, bundle.config, in_place, capacity
         )
 
-    return Source(bundle.config, _tokenizer(bundle), open_session)
+    return Source(bundle.config, tokenizer_of(bundle), open_session)
 
 
-def _tokenizer(bundle: Bundle) -> Tokenizer:
+def tokenizer_of(bundle: Bundle) -> Tokenizer:
+    """The tokenizer of a bundle; raises BadInput where it has none."""
     if bundle.tokenizer_path is None:
         raise BadInput("%s: it has no tokenizer.json: export with one" % bundle.path)
     text = bundle.tokenizer_path.read_text(encoding="utf-8")
