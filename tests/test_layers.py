@@ -9,7 +9,9 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "edgepool"
 BASE = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__"}
-STAGES = "checkpoint model ops exporter quantize engine kvpool runtime board serve evaluate train".split()
+STAGES = (
+    "checkpoint model ops exporter quantize engine kvpool runtime board serve evaluate train"
+).split()
 
 
 def allowed(stage: str) -> set[str]:
