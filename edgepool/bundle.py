@@ -192,10 +192,15 @@ def write_manifest(folder: Path, manifest: Dict[str, Any]) -> None:
             }
             for path in paths
         }
-        manifest = {**manifest, "files": files}
-        manifest["digest"] = manifest_digest(manifest)
-        text = json.dumps(manifest, indent=2, sort_keys=True, ensure_ascii=False)
-        stream.write(text.encode("utf-8") + b"\n")
+        stream.write(manifest_bytes(manifest, files))
+
+
+def manifest_bytes(manifest: Dict[str, Any], files: Dict[str, Any]) -> bytes:
+    """The content of manifest.json, with `files` (see MANIFEST_KEYS) and the digest."""
+    manifest = {**manifest, "files": files}
+    manifest["digest"] = manifest_digest(manifest)
+    text = json.dumps(manifest, indent=2, sort_keys=True, ensure_ascii=False)
+    return text.encode("utf-8") + b"\n"
 
 
 def manifest_digest(manifest: Dict[str, Any]) -> str:

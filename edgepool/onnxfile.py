@@ -2,8 +2,9 @@
 
 A model file can be gigabytes of weights around a few hundred kilobytes of graph. `fields` walks the
 encoding (protobuf.dev/programming-guides/encoding), `skeleton` gives the graph with every large
-initialiser as a reference to its bytes in the same file, and `external_locations` lists the files
-that a model takes weights from, so that a caller can refuse one outside its folder.
+initialiser as a reference to its bytes in the same file or another, `places` says where those bytes
+are, and `external_locations` lists the files that a model takes weights from, so that a caller can
+refuse one outside its folder.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ import contextlib
 import mmap
 import os
 from dataclasses import dataclass, field
-from typing import Dict, Iterator, List, NamedTuple, Set, Tuple, Union
+from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple, Union
 
 from .errors import BadInput
 
 # Field numbers of onnx.proto, by message.
 MODEL_GRAPH = 7
 GRAPH_INITIALIZER = 5
-TENSOR_RAW_DATA, TENSOR_EXTERNAL_DATA, TENSOR_DATA_LOCATION = 9, 13, 14
+TENSOR_NAME, TENSOR_RAW_DATA, TENSOR_EXTERNAL_DATA, TENSOR_DATA_LOCATION = 8, 9, 13, 14
 ENTRY_KEY, ENTRY_VALUE = 1, 2
 
 # Where messages hold messages that can hold tensors: message -> field -> message.
@@ -189,24 +190,79 @@ def external_locations(path: str) -> Set[str]:
 
 
 def _location(data: Buffer, start: int, end: int) -> Iterator[str]:
+    entries = _external_entries(data, start, end)
+    if "location" in entries:
+        yield entries["location"]
+
+
+def _external_entries(data: Buffer, start: int, end: int) -> Dict[str, str]:
+    """What a tensor says of its external data: location, offset, length."""
+    entries = {}
     for f in fields(data, start, end):
         if f.number == TENSOR_EXTERNAL_DATA and f.kind == BYTES:
-            entry = {e.number: bytes(data[e.body : e.end]) for e in fields(data, f.body, f.end)}
-            if entry.get(ENTRY_KEY) == b"location":
-                yield entry.get(ENTRY_VALUE, b"").decode("utf-8", "replace")
+            parts = _leaves(data, f)
+            entries[_text(parts.get(ENTRY_KEY))] = _text(parts.get(ENTRY_VALUE))
+    return entries
 
 
-def skeleton(path: str, larger_than: int = 1024) -> bytes:
+class Place(NamedTuple):
+    """Where a tensor's bytes are: `length` (-1 where that is not said) at `offset` of a file."""
+
+    location: str
+    offset: int
+    length: int
+
+
+def places(path: str, larger_than: int = 1024) -> Dict[str, Place]:
+    """Where each initialiser of more bytes is, by name: in the model file, or beside it.
+
+    Raises BadInput for what is no ONNX file, or a damaged one.
+    """
+    found: Dict[str, Place] = {}
+    with mapped(path) as data:
+        for graph in fields(data, 0, len(data)):
+            if graph.number != MODEL_GRAPH or graph.kind != BYTES:
+                continue
+            for f in fields(data, graph.body, graph.end):
+                if f.number == GRAPH_INITIALIZER and f.kind == BYTES:
+                    name, place = _place(data, f, os.path.basename(path))
+                    if place is not None and not 0 <= place.length <= larger_than:
+                        found[name] = place
+    return found
+
+
+def _place(data: Buffer, tensor: Field, location: str) -> Tuple[str, Optional[Place]]:
+    """Name and place of an initialiser; no place where its values are not bytes."""
+    name, place = "", None
+    for f in fields(data, tensor.body, tensor.end):
+        if f.number == TENSOR_NAME and f.kind == BYTES:
+            name = bytes(data[f.body : f.end]).decode("utf-8", "replace")
+        elif f.number == TENSOR_RAW_DATA and f.kind == BYTES:
+            place = Place(location, f.body, f.end - f.body)
+    entries = _external_entries(data, tensor.body, tensor.end)
+    if "location" in entries:
+        offset, length = entries.get("offset", "0"), entries.get("length", "-1")
+        try:
+            place = Place(entries["location"], int(offset), int(length))
+        except ValueError as error:
+            raise Malformed("an offset or a length is no number") from error
+    return name, place
+
+
+def skeleton(
+    path: str, larger_than: int = 1024, elsewhere: Optional[Mapping[str, Place]] = None
+) -> bytes:
     """The serialised model with initialisers of more bytes as external data in the file itself.
 
-    The result has to be loaded with `path`'s folder as the base of its external data.
+    elsewhere: other places, by name of the initialiser. The result has to be loaded with `path`'s
+    folder as the base of its external data.
     """
-    location = os.path.basename(path)
+    location, moved = os.path.basename(path), elsewhere or {}
     with mapped(path) as data:
         out: List[bytes] = []
         for f in fields(data, 0, len(data)):
             if f.number == MODEL_GRAPH and f.kind == BYTES:
-                graph = b"".join(_graph_parts(data, f.body, f.end, location, larger_than))
+                graph = b"".join(_graph_parts(data, f, location, larger_than, moved))
                 out += [header(MODEL_GRAPH, len(graph)), graph]
             else:
                 out.append(bytes(data[f.start : f.end]))
@@ -214,24 +270,28 @@ def skeleton(path: str, larger_than: int = 1024) -> bytes:
 
 
 def _graph_parts(
-    data: Buffer, start: int, end: int, location: str, larger_than: int
+    data: Buffer, graph: Field, location: str, larger_than: int, moved: Mapping[str, Place]
 ) -> Iterator[bytes]:
-    for f in fields(data, start, end):
-        if f.number == GRAPH_INITIALIZER and f.kind == BYTES and f.end - f.body > larger_than:
-            tensor = b"".join(_tensor_parts(data, f.body, f.end, location, larger_than))
+    for f in fields(data, graph.body, graph.end):
+        place = None
+        if f.number == GRAPH_INITIALIZER and f.kind == BYTES:
+            name, place = _place(data, f, location)
+            inline = place is not None and f.end - f.body > place.length > larger_than
+            place = moved.get(name, place if inline else None)
+        if place is None:
+            yield bytes(data[f.start : f.end])
+        else:
+            tensor = b"".join(_tensor_parts(data, f, place))
             yield header(GRAPH_INITIALIZER, len(tensor)) + tensor
-        else:
-            yield bytes(data[f.start : f.end])
 
 
-def _tensor_parts(
-    data: Buffer, start: int, end: int, location: str, larger_than: int
-) -> Iterator[bytes]:
-    for f in fields(data, start, end):
-        if f.number == TENSOR_RAW_DATA and f.end - f.body > larger_than:
-            yield external_reference(location, f.body, f.end - f.body)
-        else:
+def _tensor_parts(data: Buffer, tensor: Field, place: Place) -> Iterator[bytes]:
+    """A tensor with its bytes in another place."""
+    replaced = (TENSOR_RAW_DATA, TENSOR_EXTERNAL_DATA, TENSOR_DATA_LOCATION)
+    for f in fields(data, tensor.body, tensor.end):
+        if f.number not in replaced:
             yield bytes(data[f.start : f.end])
+    yield external_reference(*place)
 
 
 def external_reference(location: str, offset: int, length: int) -> bytes:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Optional
 
 from .errors import MissingRequirement
+
+DATA = ("export", "plugins")  # delivered beside the package; pyproject.toml puts them in the wheel
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -19,14 +22,18 @@ def resource(*parts: str) -> Path:
 
     Raises MissingRequirement when this installation does not have it.
     """
-    installed = _PACKAGE / "_data"
-    found = (installed if installed.is_dir() else _PACKAGE.parent).joinpath(*parts)
+    found = (checkout() or _PACKAGE / "_data").joinpath(*parts)
     if not found.exists():
         raise MissingRequirement(
             "%s is not in this installation of edgepool: install the whole wheel or use a checkout"
             % found
         )
     return found
+
+
+def checkout() -> Optional[Path]:
+    """The checkout that this package is part of; None where it is installed."""
+    return None if (_PACKAGE / "_data").is_dir() else _PACKAGE.parent
 
 
 def cache_folder() -> Path:

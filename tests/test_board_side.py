@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = "board cli engine kvpool runtime serve".split()
+PACKAGES = "board cli engine kvpool package runtime serve".split()
 
 # What `pip install edgepool` brings no extra for: these may be imported inside functions only.
 EXTRAS = "torch onnx onnx_ir onnxscript safetensors gguf polygraphy transformers tensorrt pycuda"

@@ -45,6 +45,7 @@ COMMANDS = {
     "plan": "Show what a model takes and gives on a target, before building.",
     "build-plugins": "Compile the TensorRT plugins of edgepool's operators.",
     "build-engine": "Build a TensorRT engine from a bundle.",
+    "package": "Write all that a board needs into one file; check or unpack it.",
     "run": "Generate text.",
     "doctor": "Show whether this machine has what engines need.",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Dict, List, Optional
@@ -10,6 +11,7 @@ from typing import Callable, Dict, List, Optional
 from ..bundle import Bundle
 from ..config import ModelConfig
 from ..errors import BadInput
+from ..onnxfile import external_locations
 from . import chat
 from .session import Session
 from .tokenizer import Tokenizer
@@ -117,8 +119,9 @@ def tokenizer_of(bundle: Bundle) -> Tokenizer:
 
 def _verify_used(bundle: Bundle) -> None:
     """Compare the sha256 of what this run reads: not of the graphs for other targets."""
-    files = bundle.manifest["files"]
-    used = {n: r for n, r in files.items() if n.startswith("model.onnx") or n == "tokenizer.json"}
+    names = {bundle.model_path.name, "tokenizer.json"}
+    names.update(map(os.path.normpath, external_locations(str(bundle.model_path))))
+    used = {name: r for name, r in bundle.manifest["files"].items() if name in names}
     Bundle(bundle.path, {**bundle.manifest, "files": used}, bundle.config).verify()
 
 

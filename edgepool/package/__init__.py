@@ -1,0 +1,1 @@
+"""One file with all that a board needs: `edgepool package` writes, checks and unpacks it."""

@@ -1,0 +1,178 @@
+"""What a board needs of a bundle and of this edgepool, as members of a package.
+
+bundle/          a bundle for one target; its two graphs of the same weights share them
+wheel/           this edgepool, with plugin sources, target profiles and container files
+plugins/         a plugin library for the image build, if one is given
+Dockerfile.jetson, .dockerignore, jetson/    which make the extracted folder a build context
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from pathlib import Path
+from typing import Dict, List, Optional, Tuple
+
+from .. import __version__
+from ..bundle import MANIFEST, Bundle, manifest_bytes
+from ..errors import BadInput
+from ..onnxfile import external_locations
+from ..plugin_library import NAME as PLUGIN_LIBRARY
+from ..plugin_library import build_record
+from ..progress import Report, silent
+from ..resources import resource
+from ..targets import Target
+from .listing import Listing
+from .shared import shared_graph
+from .wheel import write_wheel
+from .write import measure, write
+
+CONTAINER = ("Dockerfile.jetson", ".dockerignore", "jetson")
+# What is said of a package's size: part, and how the names of its members begin.
+PARTS = (
+    ("weights and graphs", ("bundle/model", "bundle/variants/")),
+    ("tokenizer", ("bundle/tokenizer",)),
+    ("reference outputs, records", ("bundle/",)),
+    ("edgepool (wheel)", ("wheel/",)),
+    ("plugin library", ("plugins/",)),
+    ("container", ("",)),
+)
+
+
+def package(
+    bundle: Bundle,
+    target: Target,
+    output: Path,
+    plugin_library: Optional[Path] = None,
+    report: Report = silent,
+) -> Listing:
+    """Write the package of a bundle for a board; returns its list.
+
+    Raises BadInput for a target that is no board, a bundle without its variant, a damaged bundle,
+    and a plugin library for another machine.
+    """
+    if target.kind != "jetson":
+        raise BadInput(
+            "%s is no Jetson: copy the bundle there, or write a model repository with --triton"
+            % target.name
+        )
+    if plugin_library is not None:
+        check_library(plugin_library, target)
+    with tempfile.TemporaryDirectory(prefix="edgepool-") as folder:
+        sources = members(bundle, target, plugin_library, Path(folder))
+        listing = Listing(
+            __version__,
+            target.name,
+            bundle.manifest["source_digest"],
+            measure(sources, report),
+        )
+        check_bundle(bundle, listing, sources)
+        write(output, listing, sources, report)
+    return listing
+
+
+def members(
+    bundle: Bundle, target: Target, plugin_library: Optional[Path], made: Path
+) -> Dict[str, Path]:
+    """The files of the package by name; what is made for it is in the folder `made`."""
+    sources = {"bundle/" + name: path for name, path in files_of(bundle, target, made).items()}
+    wheel = write_wheel(made)
+    sources["wheel/" + wheel.name] = wheel
+    for name in CONTAINER:
+        top = resource(name)
+        for path in sorted(top.rglob("*")) if top.is_dir() else [top]:
+            if path.is_file():
+                sources[path.relative_to(top.parent).as_posix()] = path
+    if plugin_library is not None:
+        sources["plugins/" + PLUGIN_LIBRARY] = plugin_library
+    return sources
+
+
+def files_of(bundle: Bundle, target: Target, made: Path) -> Dict[str, Path]:
+    """The files of the package's bundle: the bundle's own for one target, and a new manifest.
+
+    The portable graph, which ONNX Runtime runs, takes its weights from the variant's files where
+    they are the same.
+    """
+    manifest = bundle.manifest
+    variant = bundle.variant_path(target.name)
+    graphs = [variant.relative_to(bundle.path).as_posix()]
+    quantization = manifest["quantization"]
+    int8 = None if quantization is None else quantization["variants"].get(target.name)
+    if int8 is None:
+        quantization = None
+    else:
+        graphs.append(int8)
+        quantization = {**quantization, "model": int8, "variants": {target.name: int8}}
+    graph = shared_graph(bundle.model_path, variant, graphs[0])
+    if graph is None:
+        graphs.append("model.onnx")
+    names = [name for each in graphs for name in with_weights(bundle, each)]
+    kept = ("tokenizer.json", "calibration.json", manifest["reference"])
+    names += [name for name in kept if name in manifest["files"]]
+    files = {name: bundle.file(name) for name in names}
+    records = {name: manifest["files"][name] for name in names}
+    if graph is not None:
+        files["model.onnx"] = made / "model.onnx"
+        files["model.onnx"].write_bytes(graph)
+        digest = hashlib.sha256(graph).hexdigest()
+        records["model.onnx"] = {"sha256": digest, "bytes": len(graph)}
+    files[MANIFEST] = made / MANIFEST
+    parity = manifest["parity"] or {}
+    changed = {
+        **manifest,
+        "parity": {name: parity[name] for name in parity if name in files} or None,
+        "variants": {target.name: manifest["variants"][target.name]},
+        "quantization": quantization,
+    }
+    files[MANIFEST].write_bytes(manifest_bytes(changed, records))
+    return files
+
+
+def with_weights(bundle: Bundle, name: str) -> List[str]:
+    """The names of a graph and of the files that it takes weights from."""
+    path = bundle.file(name)
+    used = [path, *(path.parent / where for where in sorted(external_locations(str(path))))]
+    return [file.relative_to(bundle.path).as_posix() for file in used]
+
+
+def check_bundle(bundle: Bundle, listing: Listing, sources: Dict[str, Path]) -> None:
+    """Raise BadInput for a file of the bundle that is not what its manifest says."""
+    records = bundle.manifest["files"]
+    for member in listing.members:
+        name = member.name[len("bundle/") :]
+        ours = member.name.startswith("bundle/") and sources[member.name] == bundle.path / name
+        if ours and records[name]["sha256"] != member.sha256:
+            raise BadInput(
+                "%s: its sha256 is not the one in the manifest: "
+                "the file was changed or damaged; copy the bundle again or export it anew"
+                % sources[member.name]
+            )
+
+
+def check_library(path: Path, target: Target) -> None:
+    """Raise BadInput for a plugin library that the target cannot load."""
+    record = build_record(path)
+    major = target.software["tensorrt"].split(".")[0]
+    for wrong, why in (
+        (record["emulated"], "it runs on the CPU, for tests"),
+        (record["machine"] != "aarch64", "it is for %s, a Jetson is aarch64" % record["machine"]),
+        (target.sm not in record["sm"], "it has no code for sm_%s" % target.sm),
+        (
+            str(record["tensorrt"]).split(".")[0] != major,
+            "it is for TensorRT %s, the target has %s"
+            % (record["tensorrt"], target.software["tensorrt"]),
+        ),
+    ):
+        if wrong:
+            raise BadInput("%s: not for %s: %s" % (path, target.name, why))
+
+
+def parts(listing: Listing) -> List[Tuple[str, int, int]]:
+    """Part, files and bytes of what is in a package; a member belongs to the first that fits."""
+    totals = {part: [0, 0] for part, _ in PARTS}
+    for member in listing.members:
+        part = next(part for part, begins in PARTS if member.name.startswith(begins))
+        totals[part][0] += 1
+        totals[part][1] += member.bytes
+    return [(part, count, size) for part, (count, size) in totals.items() if count]
