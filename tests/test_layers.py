@@ -10,7 +10,8 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / "edgepool"
 BASE = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__"}
 STAGES = (
-    "checkpoint model ops exporter quantize engine kvpool runtime board package serve evaluate train"
+    "checkpoint model ops exporter quantize engine kvpool runtime board package serve evaluate"
+    " train"
 ).split()
 
 
