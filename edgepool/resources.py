@@ -1,7 +1,6 @@
 """Where things are: what is delivered beside the code, and what is built by this user.
 
-`export/`, `jetson/` and `plugins/` stand at the top of a checkout, in an installed wheel under
-`edgepool/_data/`.
+DATA stands at the top of a checkout, in an installed wheel under `edgepool/_data/`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,11 @@ from typing import Optional
 
 from .errors import MissingRequirement
 
-DATA = ("export", "plugins")  # delivered beside the package; pyproject.toml puts them in the wheel
+DATA = (
+    "export",
+    "jetson",
+    "plugins",
+)  # delivered beside the package; pyproject.toml puts them in the wheel
 
 _PACKAGE = Path(__file__).resolve().parent
 

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from edgepool.resources import DATA
 from tests.environments import python_3_8
 
 ROOT = Path(__file__).resolve().parents[1]
-DELIVERED = ("export", "plugins")  # beside the package in a checkout
+
 PROMPT = ("--prompt", "Once upon a time", "--max-new-tokens", "16", "--json")
 pytestmark = pytest.mark.slow
 
@@ -69,7 +70,7 @@ def edgepool(
 def test_wheel_holds_what_the_checkout_holds(wheel: Path) -> None:
     list_files = ["git", "-C", ROOT, "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(
-        [*list_files, "edgepool", *DELIVERED], capture_output=True, text=True, check=True
+        [*list_files, "edgepool", *DATA], capture_output=True, text=True, check=True
     ).stdout.split()
     expected = {f if f.startswith("edgepool/") else "edgepool/_data/" + f for f in listed}
     with zipfile.ZipFile(wheel) as archive:

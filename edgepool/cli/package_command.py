@@ -54,9 +54,7 @@ def command(
     }
     given = [option for option, value in asked.items() if value is not None]
     if len(given) != 1:
-        raise BadInput(
-            "%s: choose one of --target, --verify and --extract" % (" ".join(given) or "package")
-        )
+        raise BadInput("package: choose one of --target, --verify and --extract")
     if target is None and (output, plugin_library) != (None, None):
         raise BadInput("--output and --plugin-library need --target")
     if target is not None:

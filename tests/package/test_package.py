@@ -1,0 +1,242 @@
+"""`edgepool package`: everything that a board needs, and nothing that it does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from edgepool import bundle as bundles
+from edgepool.bundle import Bundle
+from edgepool.cli.main import main
+from edgepool.engine.graphs import graph_of
+from edgepool.package import contents
+from edgepool.package.extract import extract
+from edgepool.package.read import verify
+from edgepool.package.wheel import write_wheel
+from edgepool.targets import find_target
+
+from .conftest import JETSONS
+
+ROOT = Path(__file__).resolve().parents[2]
+PROMPT = ("--prompt", "Once upon a time", "--max-new-tokens", "16", "--json")
+
+
+def edgepool(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, away from the checkout's folder."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "edgepool", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=environment)
+
+
+def tokens_of(bundle: Path, cwd: Path) -> list[int]:
+    result = edgepool("run", bundle, *PROMPT, cwd=cwd)
+    assert result.returncode == 0, result.stderr
+    tokens: list[int] = json.loads(result.stdout)["token_ids"]
+    return tokens
+
+
+@pytest.mark.parametrize("target", JETSONS)
+def test_from_the_package_alone(bundle: Path, target: str, tmp_path: Path) -> None:
+    """Packed, checked, unpacked where a path has a space; the original gone; the same tokens."""
+    original = tmp_path / "original"
+    shutil.copytree(bundle, original)
+    expected = tokens_of(original, tmp_path)
+    assert len(set(expected)) > 4
+    written = edgepool("package", original, "--target", target, "-o", "p.tar", cwd=tmp_path)
+    assert written.returncode == 0, written.stderr
+    assert max(map(len, written.stdout.splitlines())) <= 100
+    shutil.rmtree(original)
+
+    checked = edgepool("package", "--verify", "p.tar", cwd=tmp_path)
+    assert (checked.returncode, checked.stdout) == (0, "intact\n")
+    assert "trusted" not in checked.stderr
+    place = tmp_path / "on the board" / "orin"
+    unpacked = edgepool("package", "--extract", "p.tar", place, cwd=tmp_path)
+    assert unpacked.returncode == 0, unpacked.stderr
+    os.unlink(tmp_path / "p.tar")
+    assert tokens_of(place / "bundle", tmp_path) == expected
+
+    delivered = Bundle.open(place / "bundle")
+    delivered.verify()
+    assert list(delivered.manifest["variants"]) == [target]
+    graph_of(delivered, find_target(target), "fp32", "tensorrt")  # ready for the target's TensorRT
+    assert delivered.reference() == Bundle.open(bundle).reference()
+
+
+def test_the_weights_are_there_once(bundle: Path, tmp_path: Path) -> None:
+    listing = contents.package(
+        Bundle.open(bundle), find_target("jetson-agx-orin"), tmp_path / "p.tar"
+    )
+    weights = (bundle / "variants/jetson-agx-orin/model.onnx").stat().st_size
+    parts = {part: size for part, _, size in contents.parts(listing)}
+    assert weights < parts["weights and graphs"] < 1.05 * weights
+    assert sum(parts.values()) == listing.content_bytes
+
+
+def test_weights_that_differ_are_kept(bundle: Path, tmp_path: Path) -> None:
+    """A variant whose weights are others, as after an edit, shares nothing."""
+    copy = tmp_path / "edgepool-bundle"
+    shutil.copytree(bundle, copy)
+    variant = copy / "variants/jetson-agx-orin/model.onnx"
+    content = bytearray(variant.read_bytes())
+    content[len(content) // 2] ^= 1
+    variant.write_bytes(content)
+    bundles.write_manifest(copy, Bundle.open(bundle).manifest)
+    listing = contents.package(
+        Bundle.open(copy), find_target("jetson-agx-orin"), tmp_path / "p.tar"
+    )
+    model = next(m for m in listing.members if m.name == "bundle/model.onnx")
+    assert model.bytes == (bundle / "model.onnx").stat().st_size
+
+
+def test_the_same_inputs_give_the_same_bytes(bundle: Path, tmp_path: Path) -> None:
+    target = find_target("jetson-agx-xavier")
+    shutil.copytree(bundle, tmp_path / "copy")
+    contents.package(Bundle.open(bundle), target, tmp_path / "a.tar")
+    contents.package(Bundle.open(tmp_path / "copy"), target, tmp_path / "b.tar")
+    assert (tmp_path / "a.tar").read_bytes() == (tmp_path / "b.tar").read_bytes()
+
+
+def test_the_container_is_there(bundle: Path, tmp_path: Path) -> None:
+    """Its files, what has to be executable so, and the wheel with the plugins' sources."""
+    contents.package(Bundle.open(bundle), find_target("jetson-agx-orin"), tmp_path / "p.tar")
+    extract(tmp_path / "p.tar", tmp_path / "out")
+    for path in (ROOT / "jetson").rglob("*"):
+        delivered = tmp_path / "out" / path.relative_to(ROOT)
+        if path.is_file():
+            assert delivered.read_bytes() == path.read_bytes()
+            program = path.read_bytes().startswith(b"#!")
+            assert os.access(delivered, os.X_OK) == program
+    (wheel,) = (tmp_path / "out" / "wheel").iterdir()
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert "edgepool/_data/plugins/index_pool/kernel.cuh" in names
+    assert "edgepool/_data/export/targets/jetson-agx-orin.toml" in names
+
+
+def test_the_wheel_reproduces_itself(tmp_path: Path) -> None:
+    """Installed by pip, it makes the same wheel again that the checkout made."""
+    wheel = write_wheel(tmp_path)
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*install, "--target", tmp_path / "site", wheel], check=True)
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import pathlib, edgepool.package.wheel as w;"
+        "print(w.write_wheel(pathlib.Path(sys.argv[2])), w.__file__)"
+    )
+    (tmp_path / "again").mkdir()
+    command = [sys.executable, "-I", "-c", script, tmp_path / "site", tmp_path / "again"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert str(tmp_path / "site") in result.stdout
+    assert (tmp_path / "again" / wheel.name).read_bytes() == wheel.read_bytes()
+
+
+def test_json(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    package = str(tmp_path / "p.tar")
+    assert main(["package", str(bundle), "--target", JETSONS[0], "-o", package, "--json"]) == 0
+    written = json.loads(capsys.readouterr().out)
+    assert written["bytes"] == Path(package).stat().st_size
+    assert {part["part"] for part in written["parts"]} >= {"weights and graphs", "container"}
+    assert main(["package", "--verify", package, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {**written, "intact": True}
+    out = str(tmp_path / "out")
+    assert main(["package", "--extract", package, out, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {**written, "folder": out}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "choose one of --target, --verify and --extract"),
+        (["--target", "jetson-agx-orin", "--verify", "p.tar"], "choose one of"),
+        (["--target", "jetson-agx-orion"], "(did you mean 'jetson-agx-orin'?)"),
+        (["--verify", "p.tar", "-o", "q.tar"], "--output and --plugin-library need --target"),
+        (["b", "--verify", "p.tar"], "--verify takes the file and nothing else"),
+        (["--verify", "missing.tar"], "cannot be read: No such file"),
+        (["--extract", "missing.tar"], "cannot be read: No such file"),
+        (["missing", "--target", "jetson-agx-orin"], "no such bundle"),
+    ],
+)
+def test_wrong_usage_is_one_line(
+    arguments: list[str], said: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert main(["package", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_package_fails(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = tmp_path / "p.tar"
+    contents.package(Bundle.open(bundle), find_target(JETSONS[0]), package)
+    with package.open("r+b") as file:
+        file.seek(-200_000, os.SEEK_END)
+        file.write(b"\xff\x00\xff")
+    for arguments in (["--verify", str(package)], ["--extract", str(package), str(tmp_path / "o")]):
+        assert main(["package", *arguments]) == 1
+        assert "p.tar: damaged in wheel/" in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_damaged_bundle_is_not_packed(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "edgepool-bundle"
+    shutil.copytree(bundle, copy)
+    reference = copy / "reference.json"
+    reference.write_bytes(reference.read_bytes()[:-1] + b" ")
+    package = tmp_path / "p.tar"
+    assert main(["package", str(copy), "--target", JETSONS[0], "-o", str(package)]) == 2
+    assert "reference.json: its sha256 is not the one in the manifest" in capsys.readouterr().err
+    assert not package.exists()
+
+
+RECORD = {
+    "emulated": False, "machine": "aarch64", "sm": [87], "tensorrt": "10.3.0", "operators": [],
+}  # fmt: skip
+
+
+def test_other_targets(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["package", str(bundle), "--target", "h100"]) == 2
+    assert "h100 is no Jetson" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, None),
+        ({"emulated": True}, "it runs on the CPU, for tests"),
+        ({"machine": "x86_64"}, "it is for x86_64, a Jetson is aarch64"),
+        ({"sm": [72]}, "it has no code for sm_87"),
+        ({"tensorrt": "8.5.2"}, "it is for TensorRT 8.5.2, the target has 10.3.0.30"),
+    ],
+)
+def test_a_plugin_library_is_offered_as_a_file(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], change: dict, said: str | None,
+) -> None:  # fmt: skip
+    library = tmp_path / "cross.so"
+    library.write_bytes(b"\x7fELF")
+    monkeypatch.setattr(contents, "build_record", lambda path: {**RECORD, **change})
+    package = tmp_path / "p.tar"
+    arguments = ["package", str(bundle), "--target", "jetson-agx-orin", "-o", str(package)]
+    code = main([*arguments, "--plugin-library", str(library)])
+    if said is None:
+        assert code == 0
+        (member,) = [m for m in verify(package).members if m.name.startswith("plugins/")]
+        assert (member.name, member.bytes) == ("plugins/libedgepool_plugins.so", 4)
+    else:
+        assert code == 2
+        assert said in capsys.readouterr().err
+        assert not package.exists()
