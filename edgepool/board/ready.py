@@ -96,6 +96,7 @@ def make_ready(wish: Wish, report: Report, tell: Tell, root: Path = Path("/")) -
         ready.outcome.largest,
     )
     if fault is not None:
+        ready.session.close()
         tell(Line("parity", WRONG, text))
         raise GateFailed(
             "%s in %s does not give what PyTorch gave: %s: nothing it would say can be trusted"

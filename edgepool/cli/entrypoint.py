@@ -6,6 +6,7 @@ on stderr, and does what it is for.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 from pathlib import Path
@@ -80,15 +81,16 @@ def command(
 
     wish = Wish(bundle, backend, precision, context, batch, adapt, threads)
     if job == "check":
-        check(wish, json)
-    elif job == "bench":
-        bench(_ready(wish, _note_line), json)
-    elif prompt is not None:
-        run(_ready(wish, _note_line), prompt, chat, max_new_tokens, json)
-    else:
-        ready = _ready(wish, _note_line)
-        if json:
+        return check(wish, json)
+    ready = _ready(wish, _note_line)
+    with contextlib.closing(ready.session):
+        if job == "bench":
+            bench(ready, json)
+        elif prompt is not None:
+            run(ready, prompt, chat, max_new_tokens, json)
+        elif json:
             console.print_json(ready.to_dict())
+    return None
 
 
 def check(wish: Wish, json: bool) -> None:
@@ -96,7 +98,7 @@ def check(wish: Wish, json: bool) -> None:
     found: List[Line] = []
     passed = False
     try:
-        _ready(wish, found.append)
+        _ready(wish, found.append).session.close()
         passed = True
     finally:
         if json:

@@ -69,8 +69,8 @@ def command(
     prompt_ids = encoded(source, text, chat, system)
     check_prompt(prompt_ids, source.config.max_context)
     capacity = min(source.config.max_context, len(prompt_ids) + max_new_tokens)
-    session = source.open_session(capacity)
-    complete(session, source.tokenizer, prompt_ids, sampling, max_new_tokens, stop or (), json)
+    with contextlib.closing(source.open_session(capacity)) as session:
+        complete(session, source.tokenizer, prompt_ids, sampling, max_new_tokens, stop or (), json)
 
 
 def encoded(source: Source, text: str, chat: bool, system: Optional[str] = None) -> List[int]:

@@ -71,9 +71,12 @@ def build(request: Request, report: Report) -> Dict[str, Any]:
     api = tensorrt_api.find(request.runtime)
     trt = api.trt
     logger = tensorrt_api.error_log(api)
-    builder = trt.Builder(logger)
-    if builder is None:
-        raise MissingRequirement("%s could not start: is there a GPU and its driver?" % api.name)
+    try:
+        builder = trt.Builder(logger)
+    except TypeError as error:  # what its bindings make of a null pointer
+        raise MissingRequirement(
+            "%s could not start: is there a GPU and its driver?" % api.name
+        ) from error
     if request.plugin_library:
         tensorrt_api.load_plugins(api, Path(request.plugin_library))
     report("parsing the graph", 0, 1)

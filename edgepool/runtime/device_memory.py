@@ -6,12 +6,14 @@ queued on the stream, and `synchronize` waits for them.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 from typing import Any, Callable, List, Optional, Protocol, Sequence
 
 import numpy as np
 
 from ..errors import MissingRequirement
+from .cuda_graph import DriverGraphs, Graph
 
 
 class Device(Protocol):
@@ -31,11 +33,13 @@ class Device(Protocol):
 
     def synchronize(self) -> None: ...
 
-    def capture(self, work: Callable[[], None]) -> Optional[Callable[[], None]]:
-        """Record what `work` queues as a CUDA graph; the result launches it. None, and nothing is
-        queued, where graphs cannot be recorded."""
+    def capture(self, work: Callable[[], bool]) -> Optional[Graph]:
+        """Record what `work` queues as a CUDA graph, which runs none of it. None, and nothing is
+        queued, where work says False or graphs cannot be recorded."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Wait, and free everything; graphs before it. Done at the end of the process if not
+        before: PyCUDA aborts one that leaves a context behind."""
 
 
 def open_device() -> Device:
@@ -68,7 +72,9 @@ class PycudaDevice:
         self._context.push()
         self._stream = cuda.Stream()
         self.stream = int(self._stream.handle)
+        self._graphs = DriverGraphs()
         self._allocations: List[Any] = []
+        atexit.register(self.close)
 
     def allocate(self, nbytes: int) -> int:
         try:
@@ -92,14 +98,16 @@ class PycudaDevice:
     def synchronize(self) -> None:
         self._stream.synchronize()
 
-    def capture(self, work: Callable[[], None]) -> Optional[Callable[[], None]]:
-        return None  # PyCUDA has no graphs
+    def capture(self, work: Callable[[], bool]) -> Optional[Graph]:
+        return self._graphs.capture(self.stream, work)
 
     def close(self) -> None:
+        atexit.unregister(self.close)
         self._stream.synchronize()
         for memory in self._allocations:
             memory.free()
         self._allocations.clear()
+        del self._stream  # while its context is there
         self._context.pop()
         self._context.detach()
 
@@ -116,7 +124,7 @@ class CudaPythonDevice:
         self.stream = int(self._call(runtime.cudaStreamCreate))
         self._allocations: List[int] = []
         self._pinned: List[int] = []
-        self._graphs: List[Any] = []
+        atexit.register(self.close)
 
     def allocate(self, nbytes: int) -> int:
         error, address = self._runtime.cudaMalloc(max(1, nbytes))
@@ -147,22 +155,31 @@ class CudaPythonDevice:
     def synchronize(self) -> None:
         self._call(self._runtime.cudaStreamSynchronize, self.stream)
 
-    def capture(self, work: Callable[[], None]) -> Optional[Callable[[], None]]:
-        mode = self._runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
-        self._call(self._runtime.cudaStreamBeginCapture, self.stream, mode)
+    def capture(self, work: Callable[[], bool]) -> Optional[Graph]:
+        cuda = self._runtime
+        done, ok = False, cuda.cudaError_t.cudaSuccess
+        mode = cuda.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        self._call(cuda.cudaStreamBeginCapture, self.stream, mode)
         try:
-            work()
+            done = work()
         finally:
-            graph = self._call(self._runtime.cudaStreamEndCapture, self.stream)
-        executable = self._call(self._runtime.cudaGraphInstantiate, graph, 0)
-        self._call(self._runtime.cudaGraphDestroy, graph)
-        self._graphs.append(executable)
-        return lambda: self._call(self._runtime.cudaGraphLaunch, executable, self.stream)
+            error, graph = cuda.cudaStreamEndCapture(self.stream)
+        if error != ok:
+            return None
+        if done:
+            error, executable = cuda.cudaGraphInstantiate(graph, 0)
+            done = error == ok
+        self._call(cuda.cudaGraphDestroy, graph)
+        if not done:
+            return None
+        return Graph(
+            launch=lambda: self._call(cuda.cudaGraphLaunch, executable, self.stream),
+            close=lambda: self._call(cuda.cudaGraphExecDestroy, executable),
+        )
 
     def close(self) -> None:
+        atexit.unregister(self.close)
         self.synchronize()
-        for graph in self._graphs:
-            self._call(self._runtime.cudaGraphExecDestroy, graph)
         for address in self._pinned:
             self._call(self._runtime.cudaFreeHost, address)
         for address in self._allocations:

@@ -116,6 +116,10 @@ class OrtBackend:
             raise _failure(self._path, "cannot run it", error) from error
         return self._logits
 
+    def close(self) -> None:
+        self.state.clear()
+        del self._binding, self._session
+
 
 def _load(model_path: Path, threads: int, device: str) -> ort.InferenceSession:
     provider = PROVIDERS[device]

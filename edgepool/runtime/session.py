@@ -21,6 +21,7 @@ class Backend(Protocol):
     cache_bytes  bytes of all state tensors
     step         input_ids [B,S], page_table [B,MP], past_len [B], new_len [B], logit_rows [B,R]
                  int32 -> logits [B,R,vocab] float32, valid until the next step; updates the state
+    close        gives back what it holds; nothing can be run afterwards
     """
 
     cache_bytes: int
@@ -33,6 +34,8 @@ class Backend(Protocol):
         new_len: np.ndarray,
         logit_rows: np.ndarray,
     ) -> np.ndarray: ...
+
+    def close(self) -> None: ...
 
 
 def physical_pages(config: ModelConfig, batch: int, capacity: int) -> int:
@@ -73,6 +76,10 @@ class Session:
     def cache_bytes(self) -> int:
         """Bytes of the state tensors at this capacity."""
         return self._backend.cache_bytes
+
+    def close(self) -> None:
+        """Give the memory back, a GPU's too; the session cannot be used afterwards."""
+        self._backend.close()
 
     def feed(
         self, token_ids: Sequence[Sequence[int]], rows: Optional[Sequence[Sequence[int]]] = None

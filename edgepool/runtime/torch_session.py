@@ -66,6 +66,10 @@ class TorchBackend:
             logits, *self.state = self._model(*map(torch.from_numpy, arrays), *self.state)
         return logits.numpy()
 
+    def close(self) -> None:
+        self.state.clear()
+        del self._model
+
 
 def _widening() -> Any:
     """A context in which matrices of any float type are taken for FP32, one at a time."""

@@ -7,17 +7,20 @@ change places after each step.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from collections import OrderedDict
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ..config import STEP_INPUTS, ModelConfig, state_specs
 from ..errors import BadInput, GateFailed, MissingRequirement
+from .cuda_graph import Graph
 from .device_memory import Device
 from .session import Session, physical_pages
 
 DECODE, PREFILL = 0, 1  # the engine's optimisation profiles
 TABLE_COLUMNS = 64  # decode pads the page table to a multiple of this, so that a graph lives long
+MOST_GRAPHS = 8  # the latest shapes: contexts grow, so that old ones seldom come back
 
 
 def open_session(
@@ -33,13 +36,15 @@ def open_session(
     trt        the TensorRT module that built it; its plugins are registered already
     in_place   whether the engine updates its state in place
     capacity   tokens per sequence; by default all that the engine has room for
-    Raises BadInput for an engine that is not one of this model, or has no room for the capacity.
+    Raises BadInput for an engine that is not one of this model, or has no room for the capacity;
+    the device is closed then.
     """
     backend = TrtBackend(engine, trt, device, config, in_place)
     room = (backend.pages - 1) // backend.batch * config.page_size
     room = min(room, backend.columns * config.page_size, config.max_context)
     capacity = room if capacity is None else capacity
     if physical_pages(config, backend.batch, capacity) > backend.pages or capacity > room:
+        backend.close()
         raise BadInput(
             "the engine has room for %d tokens per sequence, not %d: build it with more "
             "--max-kv-tokens" % (room, capacity)
@@ -58,6 +63,19 @@ class TrtBackend:
         self, engine: bytes, trt: Any, device: Device, config: ModelConfig, in_place: bool
     ) -> None:
         self._device = device
+        self._contexts: List[Any] = []
+        self._buffers: Dict[str, Buffer] = {}
+        self._state: Dict[str, List[int]] = {}
+        self._graphs: "OrderedDict[Tuple[int, ...], Optional[Graph]]" = OrderedDict()
+        self._turn = 0
+        try:
+            self._open(engine, trt, config, in_place)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, engine: bytes, trt: Any, config: ModelConfig, in_place: bool) -> None:
+        device = self._device
         self._logger = trt.Logger(trt.Logger.WARNING)
         self._runtime = trt.Runtime(self._logger)  # both have to outlive the engine
         self._engine = self._runtime.deserialize_cuda_engine(engine)
@@ -69,20 +87,19 @@ class TrtBackend:
         self.columns = most["page_table"][1]
         self.pages = pages_of(config, most)
         self._vocab = config.vocab_size
-        self._contexts = [self._context(i) for i in (DECODE, PREFILL)]
-        self._inputs = {n: Buffer(device, most[n], np.int32) for n in STEP_INPUTS}
+        scratch = scratch_bytes(self._engine)
+        address = device.allocate(scratch)
+        self._contexts = [self._context(trt, i, address, scratch) for i in (DECODE, PREFILL)]
+        self._buffers = {n: Buffer(device, most[n], np.int32) for n in STEP_INPUTS}
         rows = most["logit_rows"][1]
-        self._logits = Buffer(device, (self.batch, rows, self._vocab), np.float32)
-        self._state: Dict[str, List[int]] = {}
+        self._buffers["logits"] = Buffer(device, (self.batch, rows, self._vocab), np.float32)
         self.cache_bytes = 0
         for name in state_names(config):
-            dtype = np.dtype(trt.nptype(self._engine.get_tensor_dtype(name)))
-            nbytes = int(np.prod(most[name], dtype=np.int64)) * dtype.itemsize
+            nbytes = item_bytes(trt, self._engine.get_tensor_dtype(name))
+            nbytes *= int(np.prod(most[name], dtype=np.int64))
             copies = 1 if in_place else 2
             self._state[name] = [device.allocate(nbytes) for _ in range(copies)]
             self.cache_bytes += nbytes * copies
-        self._graphs: Dict[Tuple[int, ...], Callable[[], None]] = {}
-        self._turn = 0
         self._bind()
 
     def step(
@@ -99,55 +116,77 @@ class TrtBackend:
         arrays = dict(zip(STEP_INPUTS, (input_ids, page_table, past_len, new_len, logit_rows)))
         context = self._contexts[DECODE if single else PREFILL]
         for name, array in arrays.items():
-            self._inputs[name].write(array)
+            self._buffers[name].write(array)
         rows = logit_rows.shape[1]
         shape = (*page_table.shape, rows, self._turn)
-        if single and shape in self._graphs:
-            self._graphs[shape]()
+        graph = self._graphs.get(shape) if single else None
+        if graph is not None:
+            self._graphs.move_to_end(shape)
+            graph.launch()
         else:
             for name, array in arrays.items():
                 self._must(context.set_input_shape(name, array.shape), "take the shape", name)
-            self._run(context)
-            if single:
-                # The first run of a shape may still set things up; the next can be recorded, and
-                # recording runs nothing.
-                graph = self._device.capture(lambda: self._run(context))
-                if graph is not None:
-                    self._graphs[shape] = graph
-        logits = self._logits.read((self.batch, rows, self._vocab))
+            if not self._run(context):
+                raise MissingRequirement(
+                    "TensorRT could not run a step: its messages above say why"
+                )
+            if single and shape not in self._graphs:
+                # The first run of a shape may still set things up; the next can be recorded.
+                self._keep(shape, self._device.capture(lambda: self._run(context)))
+        logits = self._buffers["logits"].read((self.batch, rows, self._vocab))
         self._device.synchronize()
         self._turn = (self._turn + 1) % len(next(iter(self._state.values()), [0]))
         self._bind()
         return logits
 
     def close(self) -> None:
-        """Give the GPU's memory back. The session cannot be used afterwards."""
+        """Give the GPU's memory back. The session cannot be used afterwards.
+
+        What TensorRT has goes before its runtime, and all of it before the CUDA context.
+        """
+        self._device.synchronize()
+        for graph in self._graphs.values():
+            if graph is not None:
+                graph.close()
         self._graphs.clear()
         self._contexts.clear()
         self._engine = self._runtime = None
+        self._buffers.clear()
         self._device.close()
 
-    def _run(self, context: Any) -> None:
-        if not context.execute_async_v3(self._device.stream):
-            raise MissingRequirement("TensorRT could not run a step: its messages above say why")
+    def _run(self, context: Any) -> bool:
+        return bool(context.execute_async_v3(self._device.stream))
+
+    def _keep(self, shape: Tuple[int, ...], graph: Optional[Graph]) -> None:
+        """Keep a graph, or that there can be none, in place of the one used longest ago."""
+        self._graphs[shape] = graph
+        if len(self._graphs) > MOST_GRAPHS:
+            _, old = self._graphs.popitem(last=False)
+            if old is not None:
+                old.close()
 
     def _bind(self) -> None:
         """Tell both contexts where everything is."""
         for context in self._contexts:
-            for name, buffer in (*self._inputs.items(), ("logits", self._logits)):
+            for name, buffer in self._buffers.items():
                 self._must(context.set_tensor_address(name, buffer.address), "bind", name)
             for name, copies in self._state.items():
                 out = copies[(self._turn + 1) % len(copies)]
                 self._must(context.set_tensor_address(name, copies[self._turn]), "bind", name)
                 self._must(context.set_tensor_address(name + "_out", out), "bind", name + "_out")
 
-    def _context(self, profile: int) -> Any:
-        context = self._engine.create_execution_context()
+    def _context(self, trt: Any, profile: int, scratch: int, nbytes: int) -> Any:
+        """A context on memory that it shares with the other one: they run in turn."""
+        context = create_context(trt, self._engine)
         if context is None:
             raise MissingRequirement(
                 "the GPU has too little memory to run the engine: close other programs, or build "
                 "it for fewer --max-kv-tokens"
             )
+        if hasattr(context, "set_device_memory"):
+            context.set_device_memory(scratch, nbytes)
+        else:
+            context.device_memory = scratch
         if not context.set_optimization_profile_async(profile, self._device.stream):
             raise GateFailed("the engine has no profile %d: build it again" % profile)
         for name in state_names_of(self._engine):
@@ -160,6 +199,29 @@ class TrtBackend:
     def _must(self, done: bool, what: str, name: str) -> None:
         if not done:
             raise BadInput("the engine does not %s of '%s': build it again" % (what, name))
+
+
+def create_context(trt: Any, engine: Any) -> Any:
+    """An execution context that is given its memory: by a strategy, which 8.5 has not."""
+    if hasattr(trt, "ExecutionContextAllocationStrategy"):
+        strategy = trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        return engine.create_execution_context(strategy)
+    return engine.create_execution_context_without_device_memory()
+
+
+def scratch_bytes(engine: Any) -> int:
+    """Bytes that a context needs for any profile."""
+    if hasattr(engine, "device_memory_size_v2"):
+        return int(engine.device_memory_size_v2)
+    return int(engine.device_memory_size)
+
+
+def item_bytes(trt: Any, dtype: Any) -> int:
+    """Bytes of one element. `trt.nptype` of 8.5 fails with NumPy 1.24, which has no np.bool."""
+    sizes = {trt.float32: 4, trt.float16: 2, trt.int32: 4, trt.int8: 1}
+    if dtype not in sizes:
+        raise BadInput("the engine has state of type %s: build it again" % dtype)
+    return sizes[dtype]
 
 
 class Buffer:

@@ -80,6 +80,9 @@ class FakeBackend:
             raise KeyboardInterrupt
         return logits
 
+    def close(self) -> None:
+        self.steps.clear()
+
     def _append(self, b: int, table: np.ndarray, position: int, token: int) -> int:
         page_size, ratio = self.config.page_size, self.config.index.ratio
         self._pages[table[position // page_size], position % page_size] = token
