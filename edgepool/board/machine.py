@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import List
 
-from ..engine.doctor import OK, Line, examine
+from ..engine.doctor import examine
+from ..engine.line import OK, Line
 from ..errors import MissingRequirement
 
 # What only engines need.

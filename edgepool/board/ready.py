@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 from ..bundle import MANIFEST, Bundle
-from ..engine.doctor import OK, WRONG, Line
+from ..engine.line import OK, WRONG, Line
 from ..engine.memory import GIB, RESERVE, available
 from ..engine.plan import MOST_BATCH
 from ..errors import BadInput, EdgepoolError, GateFailed

@@ -26,7 +26,8 @@ def command(
       edgepool doctor --json
       edgepool doctor --sysroot /mnt/board
     """
-    from ..engine.doctor import OK, examine
+    from ..engine.doctor import examine
+    from ..engine.line import OK
 
     lines = examine(sysroot)
     bad = [line.name for line in lines if line.state != OK]

@@ -20,7 +20,7 @@ from . import main as edgepool
 
 if TYPE_CHECKING:
     from ..board.ready import Ready, Wish
-    from ..engine.doctor import Line
+    from ..engine.line import Line
 
 NAME = "edgepool-entrypoint"
 JOBS = ("run", "build", "check", "bench", "serve")
@@ -158,7 +158,7 @@ def _ready(wish: Wish, tell: Callable[[Line], None]) -> Ready:
 def _note_line(line: Line) -> None:
     """A line of the log about what a step found, or what the machine lacks or could do better."""
     from ..board.ready import STEPS
-    from ..engine.doctor import OK
+    from ..engine.line import OK
 
     if line.name in STEPS or line.state != OK or line.fix:
         hint = " (%s)" % line.fix if line.fix else ""

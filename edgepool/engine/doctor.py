@@ -6,8 +6,6 @@ against what edgepool needs at least.
 
 from __future__ import annotations
 
-import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Iterator, List, Optional
 
@@ -15,26 +13,14 @@ from .. import __version__
 from ..errors import BadInput
 from ..plugin_library import NAME, build_record, installed
 from ..targets import Target, find_target
+from . import condition
+from .line import MISSING, OK, WRONG, Line
 from .machine import Found, Machine, numbers
-from .memory import GIB, available
 
-OK, MISSING, WRONG = "ok", "missing", "wrong"
 LEAST_TENSORRT = (10, 3)  # of a machine that is no Xavier
 LEAST_PYTHON = (3, 8)
-LEAST_DISK = 10 * GIB  # an FP32 bundle of 1.5B parameters and its engine
 PACKAGES = ("jinja2", "numpy", "onnxruntime", "rich", "tokenizers", "typer")
 JETPACKS = {35: "JetPack 5", 36: "JetPack 6", 38: "JetPack 7", 39: "JetPack 7"}
-
-
-@dataclass(frozen=True)
-class Line:
-    """state: OK, MISSING or WRONG; fix: what to do, for OK a hint or nothing; path: where it is."""
-
-    name: str
-    state: str
-    found: str
-    fix: str = ""
-    path: str = ""
 
 
 def examine(root: Path = Path("/")) -> List[Line]:
@@ -50,8 +36,8 @@ def examine(root: Path = Path("/")) -> List[Line]:
         lines += _nvidia(machine, target)
     lines += _python(machine)
     if target is not None:
-        lines.append(_power(machine))
-    return [*lines, *_memory(machine, target), _disk(root)]
+        lines.append(condition.power(machine))
+    return [*lines, *condition.memory(machine, target), condition.disk(root)]
 
 
 def profile_of(machine: Machine) -> Optional[Target]:
@@ -74,13 +60,16 @@ def _system(machine: Machine, target: Optional[Target]) -> Iterator[Line]:
     yield Line("board", OK if target else WRONG, machine.board(), "" if target else _other_board())
     release, version = machine.l4t()
     meta = machine.packages().get("nvidia-jetpack", "")
-    name = "JetPack %s" % meta.split("-")[0] if meta else JETPACKS.get(release, "unknown JetPack")
+    name = "JetPack %s" % meta.split("-")[0] if meta else JETPACKS.get(release, "")
     if not release:
         fix = "mount /etc/nv_tegra_release into the container (--runtime nvidia does)"
         yield Line("JetPack", MISSING, "no /etc/nv_tegra_release", fix)
     elif release < 35:
         fix = "flash JetPack 5.1 (Xavier) or 6 (Orin): TensorRT before 8.5 is not supported"
         yield Line("JetPack", WRONG, "L4T %s" % version, fix)
+    elif release not in JETPACKS:
+        fix = "edgepool knows JetPack 5, 6 and 7: install one of them, or a newer edgepool"
+        yield Line("JetPack", WRONG, "unknown, L4T %s" % version, fix)
     else:
         yield Line("JetPack", OK, "%s, L4T %s" % (name, version))
 
@@ -213,7 +202,7 @@ def _tensorrt_rtx(machine: Machine) -> Line:
     return Line("TensorRT-RTX", OK, found.version, path=found.path)
 
 
-# ----------------------------------------------------------------------- Python, power, room
+# ----------------------------------------------------------------------------------- Python
 
 
 def _python(machine: Machine) -> Iterator[Line]:
@@ -236,61 +225,3 @@ def _python(machine: Machine) -> Iterator[Line]:
             yield Line(name, WRONG, "onnxruntime and onnxruntime-gpu", fix)
         else:
             yield Line(name, OK, package.version, path=package.path)
-
-
-def _power(machine: Machine) -> Line:
-    mode, name = machine.power_mode()
-    if mode is None:
-        return Line("power mode", MISSING, "unknown", "sudo nvpmodel -q (from the board itself)")
-    clock, held = machine.gpu_clock()
-    text = name or "mode %d" % mode
-    if clock:
-        text += ", GPU up to %d MHz%s" % (clock // 1_000_000, ", held there" if held else "")
-    hints = []
-    if not name.upper().startswith("MAXN"):
-        hints.append("sudo nvpmodel -m 0 for full speed")
-    if clock and not held:
-        hints.append("sudo jetson_clocks before measuring")
-    return Line("power mode", OK, text, ", ".join(hints))
-
-
-def _memory(machine: Machine, target: Optional[Target]) -> Iterator[Line]:
-    info = machine.meminfo()
-    total = info.get("MemTotal", 0)
-    try:
-        free = available(machine.root)
-    except (OSError, ValueError):
-        yield Line("memory", MISSING, "unknown", "/proc/meminfo is not readable")
-        return
-    text = "%.1f of %.1f GiB available" % (free / GIB, total / GIB)
-    if free + GIB // 16 < info.get("MemAvailable", 0):
-        text += ", the rest is beyond the container's limit"
-    if free < total // 4:
-        fix = "close other programs"
-        if target is not None:
-            fix += ", stop the desktop (sudo init 3)"
-        if "limit" in text:
-            fix += ", raise the container's limit (--memory)"
-        yield Line("memory", WRONG, text, fix)
-    else:
-        yield Line("memory", OK, text)
-    swaps = machine.swaps()
-    if swaps:
-        kind = "compressed memory" if all("zram" in x for x in swaps) else "swap"
-        hint = "the GPU cannot use it, and edgepool does not count on it" if target else ""
-        size = info.get("SwapTotal", 0) / GIB
-        yield Line("swap", OK, "%.1f GiB of %s (%s)" % (size, kind, _few(swaps)), hint)
-
-
-def _few(names: List[str]) -> str:
-    return ", ".join(names[:2]) + (", ..." if len(names) > 2 else "")
-
-
-def _disk(root: Path) -> Line:
-    free = shutil.disk_usage(str(root)).free
-    text = "%.1f GiB free" % (free / GIB)
-    if free < LEAST_DISK:
-        return Line(
-            "disk", WRONG, text, "free some: bundles and engines take 4 bytes per parameter"
-        )
-    return Line("disk", OK, text)

@@ -17,6 +17,12 @@ from typing import Dict, List, Optional, Tuple
 LARGEST_FILE = 64 << 20
 MOST_LINKS = 40
 MACHINES = ("aarch64", "x86_64")
+CLOCKS = "/sys/class/devfreq"
+# The second is where containers get it by convention (NVIDIA's jetson-containers).
+BOARD_NAMES = ("/proc/device-tree/model", "/tmp/nv_jetson_model")
+DESKTOPS = ("gnome-shell", "plasmashell", "xfce4-session", "lxsession", "Xorg", "Xwayland")
+LOGS = ("/var/log/kern.log", "/var/log/syslog")
+LONGEST_LOG = 100_000  # messages of the kernel, more than it keeps
 
 
 @dataclass(frozen=True)
@@ -99,12 +105,26 @@ class Machine:
 
     def board(self) -> str:
         """What a Jetson calls itself; empty for another machine."""
-        return " ".join(self.read("/proc/device-tree/model").split()) if self.chip() else ""
+        if not self.chip():
+            return ""
+        names = (self.read(path).split() for path in BOARD_NAMES)
+        return " ".join(next(filter(None, names), [self.chip()]))
 
     def chip(self) -> str:
-        """tegra194 (Xavier), tegra234 (Orin) or another Tegra; empty for another machine."""
+        """tegra194 (Xavier), tegra234 (Orin) or another Tegra; empty for another machine.
+
+        In a container the device tree is hidden: there the GPU's clock says it, by its name.
+        """
         match = re.search(r"nvidia,(tegra\d+)", self.read("/proc/device-tree/compatible"))
-        return match.group(1) if match else ""
+        if match:
+            return match.group(1)
+        clocks = {path.split(".")[-1] for path in self.names(CLOCKS, "*.*")}
+        if "gv11b" in clocks:
+            return "tegra194"
+        # From L4T r36 on the clock is just `gpu`, and no board but Orin's is known there.
+        if "ga10b" in clocks or ("gpu" in clocks and self.l4t()[0] >= 36):
+            return "tegra234"
+        return ""
 
     def l4t(self) -> Tuple[int, str]:
         """(35, "35.4.1") of `# R35 (release), REVISION: 4.1, ...`; (0, "") without."""
@@ -229,7 +249,7 @@ class Machine:
 
     def gpu_clock(self) -> Tuple[int, bool]:
         """(highest Hz that the GPU may run at, whether it is held there); 0 if not known."""
-        for folder in self.names("/sys/class/devfreq", "*"):
+        for folder in self.names(CLOCKS, "*"):
             if re.search(r"\.(gv11b|ga10b|gpu)$", folder):
                 least, most = (
                     self.read("%s/%s_freq" % (folder, x)).strip() for x in ("min", "max")
@@ -249,8 +269,62 @@ class Machine:
             line.split()[0] for line in self.read("/proc/swaps").splitlines()[1:] if line.split()
         ]
 
+    def zram_bytes(self) -> int:
+        """Memory that compressed swap takes: the third figure of mm_stat (zram.rst of Linux)."""
+        stats = (self.read(path + "/mm_stat").split() for path in self.names("/sys/block", "zram*"))
+        return sum(int(stat[2]) for stat in stats if len(stat) > 2 and stat[2].isdigit())
+
+    # ------------------------------------------------------------------- what else runs
+
+    def desktop(self) -> str:
+        """The desktop that runs, or will after a start; empty without one."""
+        running = {
+            self.read(path + "/comm").strip() for path in self.names("/proc", "[0-9]*")
+        }.intersection(DESKTOPS)
+        if running:
+            return "running (%s)" % ", ".join(sorted(running))
+        if self.in_container():
+            return ""  # it would show the container's own
+        default = self.path("/etc/systemd/system/default.target")
+        default = default or self.path("/lib/systemd/system/default.target")
+        graphical = default is not None and default.name == "graphical.target"
+        return "starts with the board" if graphical and not self.is_this else ""
+
+    def killed_for_memory(self) -> str:
+        """What Linux killed because memory ran out, since it started; empty for nothing."""
+        names = re.findall(r"ut of memory: Killed process \d+ \(([^)\n]*)\)", self.kernel_log())
+        if names:
+            return "Linux killed %d, the last was %s" % (len(names), names[-1])
+        count = re.search(r"^oom_kill ([1-9]\d*)$", self.read("/proc/vmstat"), re.M)
+        return "Linux killed %s since it started" % count.group(1) if count else ""
+
+    def kernel_log(self) -> str:
+        """What the kernel said, as far as this user may read it."""
+        files = "".join(self.read(name) for name in LOGS)
+        return files or (_kernel_messages() if self.is_this else "")
+
 
 def numbers(version: str) -> Tuple[int, ...]:
     """The leading numbers of a version: (8, 5, 2) of `8.5.2-1+cuda11.4`."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(x) for x in match.group().split(".")) if match else ()
+
+
+def _kernel_messages() -> str:
+    """The messages that the kernel keeps; empty for a user who may not read them."""
+    try:
+        descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    messages = []
+    try:
+        for _ in range(LONGEST_LOG):
+            try:
+                messages.append(os.read(descriptor, 1 << 13))  # one message at a time
+            except BrokenPipeError:
+                continue  # it was overwritten while we read
+            except OSError:
+                break  # no more, or not allowed
+    finally:
+        os.close(descriptor)
+    return b"".join(messages).decode("utf-8", "replace")

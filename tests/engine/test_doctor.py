@@ -9,8 +9,9 @@ from typing import NamedTuple
 import pytest
 
 from edgepool.cli.main import main
-from edgepool.engine import doctor
-from edgepool.engine.doctor import MISSING, OK, WRONG, Line, examine
+from edgepool.engine import condition
+from edgepool.engine.doctor import examine
+from edgepool.engine.line import MISSING, OK, WRONG, Line
 from edgepool.engine.machine import Machine
 from edgepool.errors import BadInput
 from edgepool.plugin_library import NAME
@@ -39,7 +40,7 @@ class Usage(NamedTuple):
 @pytest.fixture(autouse=True)
 def disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """100 GiB free, whatever this machine has."""
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: Usage(100 * GIB))
+    monkeypatch.setattr(condition.shutil, "disk_usage", lambda path: Usage(100 * GIB))
 
 
 def lines(folder: Path, files: Files) -> dict[str, Line]:
@@ -197,6 +198,12 @@ XAVIER_PLUGINS = f"/home/jetson/.cache/edgepool/plugins/sm_72/{NAME}"
             WRONG,
             "flash JetPack 5.1",
         ),
+        (
+            {**ORIN, "/etc/nv_tegra_release": "# R41 (release), REVISION: 1.0, GCID: 1\n"},
+            "JetPack",
+            WRONG,
+            "or a newer edgepool",
+        ),
         (without(ORIN, "nv_tegra_release"), "JetPack", MISSING, "--runtime nvidia"),
         (
             {**without(ORIN, "libcuda.so"), "/.dockerenv": None},
@@ -262,6 +269,57 @@ def test_hints_beside_what_is_right(tmp_path: Path) -> None:
     assert "does not count on it" in lines(tmp_path / "o", ORIN)["swap"].fix
 
 
+def test_what_takes_memory_is_told(tmp_path: Path) -> None:
+    busy = {
+        **ORIN,
+        "/sys/block/zram0/mm_stat": "2147483648 536870912 1073741824 0 0 0 0 0\n",
+        "/sys/block/zram1/mm_stat": "0 0 1073741824 0 0 0 0 0\n",
+        "/proc/1/comm": "systemd\n",
+        "/proc/912/comm": "gnome-shell\n",
+        "/proc/915/comm": "Xorg\n",
+        "/var/log/kern.log": "Out of memory: Killed process 71 (chrome) total-vm:1kB\n"
+        "Memory cgroup out of memory: Killed process 4242 (python3) total-vm:9kB\n",
+    }
+    found = lines(tmp_path, busy)
+    assert faults(found) == {}
+    assert "which holds 2.0 GiB of memory" in found["swap"].found
+    assert "nvzramconfig" in found["swap"].fix
+    assert found["desktop"].found == "running (Xorg, gnome-shell)"
+    assert "sudo init 3" in found["desktop"].fix
+    assert found["out of memory"].found == "Linux killed 2, the last was python3"
+    counted = lines(tmp_path / "o", {**ORIN, "/proc/vmstat": "oom_kill 3\n"})
+    assert counted["out of memory"].found == "Linux killed 3 since it started"
+    assert not {"desktop", "out of memory"} & set(lines(tmp_path / "p", ORIN))
+
+
+def test_a_desktop_that_will_start(tmp_path: Path) -> None:
+    target = "/lib/systemd/system/graphical.target"
+    files = {**ORIN, target: None, "/etc/systemd/system/default.target": "->" + target}
+    assert lines(tmp_path, files)["desktop"].found == "starts with the board"
+    inside = lines(tmp_path / "c", {**files, "/.dockerenv": None})
+    assert "desktop" not in inside
+
+
+@pytest.mark.parametrize(
+    ("files", "clock", "target"),
+    [(XAVIER, "gv11b", "8.5.2"), (ORIN, "ga10b", "10.3.0"), (ORIN7, "gpu", "10.16.2")],
+    ids=["xavier", "orin", "orin-jp7"],
+)
+def test_a_board_seen_from_a_container(
+    files: Files, clock: str, target: str, tmp_path: Path
+) -> None:
+    """Docker hides the device tree; the GPU's clock and nv_tegra_release are left."""
+    inside = {name: x for name, x in files.items() if "device-tree" not in name}
+    inside = without(inside, "devfreq", "nvpmodel")
+    inside[f"/sys/class/devfreq/17000000.{clock}/max_freq"] = "1300500000\n"
+    inside.update({"/.dockerenv": None, "/tmp/nv_jetson_model": "NVIDIA Jetson AGX\0"})
+    found = lines(tmp_path, inside)
+    assert found["TensorRT"].found == target
+    assert found["board"].found == "NVIDIA Jetson AGX"
+    assert faults(found) == {}
+    assert "into the container" in found["power mode"].fix
+
+
 def test_removed_packages_do_not_count(tmp_path: Path) -> None:
     status = dpkg({"nvidia-jetpack": "5.1.2"}).replace(
         "install ok installed", "deinstall ok config-files"
@@ -271,7 +329,7 @@ def test_removed_packages_do_not_count(tmp_path: Path) -> None:
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: Usage(GIB))
+    monkeypatch.setattr(condition.shutil, "disk_usage", lambda path: Usage(GIB))
     assert lines(tmp_path, XAVIER)["disk"].state == WRONG
 
 
