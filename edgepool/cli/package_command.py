@@ -28,6 +28,12 @@ def command(
     plugin_library: Optional[Path] = typer.Option(
         None, help="A plugin library compiled for the board, for the image build."
     ),
+    triton: Optional[Path] = typer.Option(
+        None, metavar="DIR", help="Write a Triton model repository into a new folder instead."
+    ),
+    max_kv_tokens: Optional[int] = typer.Option(
+        None, help="Tokens in the pools of a sequence (with --triton); by default the context."
+    ),
     verify: Optional[Path] = typer.Option(
         None, metavar="FILE.tar", help="Say whether a package is intact."
     ),
@@ -39,32 +45,36 @@ def command(
     """Write all that a board needs into one file, or check or unpack such a file.
 
     The package holds the bundle for one target, the edgepool wheel with the plugins' sources, and
-    the container's files: unpacked, it is what `docker build` takes.
+    the container's files: unpacked, it is what `docker build` takes. With --triton, write a model
+    repository for Triton Inference Server, for its ONNX Runtime or a target's TensorRT.
 
     \b
     Examples:
       edgepool package --target jetson-agx-orin -o orin.tar
       edgepool package --verify orin.tar
       edgepool package --extract orin.tar orin
+      edgepool package --triton models
     """
-    asked = {
-        "--target": target,
-        "--verify": verify,
-        "--extract": extract,
-    }
-    given = [option for option, value in asked.items() if value is not None]
-    if len(given) != 1:
-        raise BadInput("package: choose one of --target, --verify and --extract")
-    if target is None and (output, plugin_library) != (None, None):
-        raise BadInput("--output and --plugin-library need --target")
-    if target is not None:
-        _write(path or Path("edgepool-bundle"), target, output, plugin_library, json)
+    jobs = [job for job in (triton, verify, extract) if job is not None]
+    if len(jobs) > 1 or (not jobs and target is None):
+        raise BadInput("package: choose one of --target, --triton, --verify and --extract")
+    if jobs and (output, plugin_library) != (None, None):
+        raise BadInput("--output and --plugin-library belong to --target alone")
+    if triton is None and max_kv_tokens is not None:
+        raise BadInput("--max-kv-tokens belongs to --triton")
+    if (verify or extract) and target is not None:
+        raise BadInput("--target %s: a package says itself what it is for" % target)
+    bundle = path or Path("edgepool-bundle")
+    if triton is not None:
+        _triton(bundle, triton, target, max_kv_tokens, json)
     elif verify is not None:
         if path is not None:
             raise BadInput("%s: --verify takes the file and nothing else" % path)
         _verify(verify, json)
     elif extract is not None:
         _extract(extract, path or extract.with_suffix(""), json)
+    elif target is not None:
+        _write(bundle, target, output, plugin_library, json)
 
 
 def _write(
@@ -134,6 +144,39 @@ def _extract(package: Path, folder: Path, json: bool) -> None:
             shlex.quote(str(folder / "bundle")),
         )
     )
+
+
+def _triton(
+    bundle: Path, folder: Path, name: Optional[str], kv_tokens: Optional[int], json: bool
+) -> None:
+    from ..bundle import Bundle
+    from ..package.triton import write_repository
+    from ..targets import find_target
+
+    target = None if name is None else find_target(name)
+    with console.progress() as report:
+        written = write_repository(Bundle.open(bundle), folder, target, kv_tokens, report)
+    model = written.model
+    if json:
+        record = {
+            "repository": str(folder),
+            "platform": model.platform,
+            "precision": model.precision,
+            "complete": model.file is not None,
+            "kv_tokens": model.kv_tokens,
+            "state_bytes": written.state_bytes,
+        }
+        console.print_json(record)
+        return
+    console.note(
+        "wrote %s (%s): a sequence takes %s for %d tokens"
+        % (folder, model.platform, console.bytes_text(written.state_bytes), model.kv_tokens)
+    )
+    if model.file is None:
+        console.note(
+            "note: no engine for it here: %s says how to build one and where to put it"
+            % (folder / "README.md")
+        )
 
 
 def _record(package: Path, listing: Listing) -> Dict[str, Any]:

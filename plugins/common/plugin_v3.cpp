@@ -3,6 +3,8 @@
 
 #if !EDGEPOOL_USES_V2
 
+#include <cstdlib>
+#include <cstring>
 #include <new>
 
 namespace edgepool {
@@ -212,6 +214,26 @@ struct Creators {
     }
   }
 };
+
+// Triton's TensorRT backend only opens a library, and getCreators is not called. Not by default: the
+// registry refuses a creator that it has already.
+void register_creator(const Operator& op) {
+  static CreatorV3 all[kMaxOperators];
+  static int32_t count = 0;
+  CreatorV3& creator = all[count++];
+  creator.create(op);
+  const auto registry_of_process =
+      reinterpret_cast<nvinfer1::IPluginRegistry* (*)()>(tensorrt_function("getPluginRegistry"));
+  if (registry_of_process) registry_of_process()->registerCreator(creator, kNamespace);
+}
+
+struct Registration {
+  Registration() {
+    const char* asked = std::getenv("EDGEPOOL_REGISTER_PLUGINS");
+    if (asked && std::strcmp(asked, "1") == 0) on_operator(register_creator);
+  }
+};
+const Registration registration;
 
 }  // namespace
 

@@ -153,10 +153,11 @@ def test_json(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "choose one of --target, --verify and --extract"),
-        (["--target", "jetson-agx-orin", "--verify", "p.tar"], "choose one of"),
+        ([], "choose one of --target, --triton, --verify and --extract"),
+        (["--extract", "p.tar", "--verify", "p.tar"], "choose one of"),
+        (["--verify", "p.tar", "--target", "l4"], "a package says itself what it is for"),
         (["--target", "jetson-agx-orion"], "(did you mean 'jetson-agx-orin'?)"),
-        (["--verify", "p.tar", "-o", "q.tar"], "--output and --plugin-library need --target"),
+        (["--verify", "p.tar", "-o", "q.tar"], "--output and --plugin-library belong to --target"),
         (["b", "--verify", "p.tar"], "--verify takes the file and nothing else"),
         (["--verify", "missing.tar"], "cannot be read: No such file"),
         (["--extract", "missing.tar"], "cannot be read: No such file"),
