@@ -11,11 +11,8 @@ from typing import Optional
 
 from .errors import MissingRequirement
 
-DATA = (
-    "export",
-    "jetson",
-    "plugins",
-)  # delivered beside the package; pyproject.toml puts them in the wheel
+# Delivered beside the package; pyproject.toml puts them in the wheel.
+DATA = (".dockerignore", "Dockerfile", "Dockerfile.jetson", "export", "jetson", "plugins")
 
 _PACKAGE = Path(__file__).resolve().parent
 

@@ -6,6 +6,7 @@ to know about a target is in its profile; nothing else has a list of targets.
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,25 @@ class PowerMode:
 
 
 @dataclass(frozen=True)
+class Image:
+    """What the container of a target is made from.
+
+    base           image that compiles; runtime: the one that runs, or the same
+    python, cuda, tensorrt  their versions in both; cuda and tensorrt None without a GPU
+    sm             compute capabilities that the plugin library has code for
+    requirements   jetson/requirements-NAME.txt: the Python packages
+    """
+
+    base: str
+    runtime: str
+    python: str
+    cuda: Optional[str]
+    tensorrt: Optional[str]
+    sm: Tuple[int, ...]
+    requirements: str
+
+
+@dataclass(frozen=True)
 class Target:
     """One profile.
 
@@ -56,7 +76,6 @@ class Target:
     memory_gib: Tuple[int, ...]
     bandwidth_gb_s: Optional[float]
     software: Mapping[str, str]
-    container: Optional[str]
     precisions: Tuple[str, ...]
     recommended_precision: str
     opset: int
@@ -68,6 +87,7 @@ class Target:
     power_modes: Tuple[PowerMode, ...] = field(default=())
     fp16_tflops: Optional[float] = None
     int8_tops: Optional[float] = None
+    image: Optional[Image] = None
 
     @property
     def shared_memory(self) -> bool:
@@ -87,6 +107,7 @@ class Target:
         record["precisions"] = list(self.precisions)
         modes = (vars(mode).items() for mode in self.power_modes)
         record["power_modes"] = [{k: v for k, v in mode if v is not None} for mode in modes]
+        record["image"] = {**vars(self.image), "sm": list(self.image.sm)} if self.image else None
         return record
 
 
@@ -117,12 +138,12 @@ def _load(path: Path) -> Target:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise BadInput("%s: cannot be read: %s" % (path, error)) from error
-    sections = {"gpu", "software", "precisions", "onnx", "limits", "power"}
+    sections = {"gpu", "software", "image", "precisions", "onnx", "limits", "power"}
     for key in data:
         if key not in sections | {"title", "kind"}:
             raise BadInput("%s: unknown key '%s'" % (path, key))
     gpu, onnx = data.get("gpu", {}), data["onnx"]
-    limits, software = data.get("limits", {}), dict(data["software"])
+    limits, software = data.get("limits", {}), data["software"]
     if data["kind"] not in KINDS or onnx["functions"] not in FUNCTIONS:
         raise BadInput("%s: unknown kind or form of functions" % path)
     return Target(
@@ -133,8 +154,8 @@ def _load(path: Path) -> Target:
         sm=gpu.get("sm"),
         memory_gib=tuple(gpu.get("memory_gib", ())),
         bandwidth_gb_s=gpu.get("bandwidth_gb_s"),
-        container=software.pop("container", None),
         software=software,
+        image=_image(path, data) if "image" in data else None,
         precisions=tuple(data["precisions"]["supported"]),
         recommended_precision=data["precisions"]["recommended"],
         opset=onnx["opset"],
@@ -147,3 +168,33 @@ def _load(path: Path) -> Target:
         int8_tops=gpu.get("int8_tops"),
         power_modes=tuple(PowerMode(**mode) for mode in data.get("power", {}).get("modes", ())),
     )
+
+
+def _image(path: Path, data: Mapping[str, Any]) -> Image:
+    """The table [image]; the versions that it does not give are those of [software]."""
+    table, software = data["image"], data["software"]
+    unknown = set(table) - {"base", "runtime", "python", "cuda", "tensorrt", "sm", "requirements"}
+    if unknown:
+        raise BadInput("%s: unknown key '%s' in [image]" % (path, min(unknown)))
+    image = Image(
+        base=table["base"],
+        runtime=table.get("runtime", table["base"]),
+        python=table.get("python", software["python"]),
+        cuda=table.get("cuda", software.get("cuda")),
+        tensorrt=table.get("tensorrt", software.get("tensorrt")),
+        sm=tuple(table.get("sm", ())),
+        requirements=table["requirements"],
+    )
+    for name in (image.base, image.runtime):
+        if not re.fullmatch(r"[a-z0-9.-]+(/[a-z0-9._-]+)+:(?!latest$)[\w.-]+", name):
+            raise BadInput("%s: image '%s' does not name a registry and a version" % (path, name))
+    if (image.tensorrt is None) != (not image.sm):
+        raise BadInput("%s: an image has TensorRT and `sm`, or neither" % path)
+    if image.sm and data["gpu"]["sm"] not in image.sm:
+        raise BadInput("%s: `sm` of the image lacks the GPU's own %d" % (path, data["gpu"]["sm"]))
+    if data["kind"] == "jetson":
+        for key in ("python", "cuda", "tensorrt"):
+            ours, boards = getattr(image, key), software[key]
+            if ours.split(".")[:2] != boards.split(".")[:2]:
+                raise BadInput("%s: the image has %s %s, the board %s" % (path, key, ours, boards))
+    return image

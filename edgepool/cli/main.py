@@ -46,6 +46,7 @@ COMMANDS = {
     "build-plugins": "Compile the TensorRT plugins of edgepool's operators.",
     "build-engine": "Build a TensorRT engine from a bundle.",
     "package": "Write all that a board needs into one file; check or unpack it.",
+    "docker-args": "Print what docker build has to be told for a target.",
     "run": "Generate text.",
     "doctor": "Show whether this machine has what engines need.",
 }

@@ -46,7 +46,8 @@ def profile_of(machine: Machine) -> Optional[Target]:
     if chip == "tegra194":
         return find_target("jetson-agx-xavier")
     if chip == "tegra234":
-        return find_target("jetson-agx-orin" if release < 38 else "jetson-agx-orin-jp7")
+        suffix = "-jp5" if release == 35 else "-jp7" if release >= 38 else ""
+        return find_target("jetson-agx-orin" + suffix)
     return None
 
 

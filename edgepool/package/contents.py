@@ -27,7 +27,7 @@ from .shared import shared_graph
 from .wheel import write_wheel
 from .write import measure, write
 
-CONTAINER = ("jetson",)
+CONTAINER = (".dockerignore", "Dockerfile.jetson", "jetson")
 # What is said of a package's size: part, and how the names of its members begin.
 PARTS = (
     ("weights and graphs", ("bundle/model", "bundle/variants/")),

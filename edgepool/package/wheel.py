@@ -62,7 +62,8 @@ def _files() -> Iterator[Tuple[str, bytes]]:
             yield name, Path(str(file.locate())).read_bytes()
     if checkout is not None:
         for top, prefix in (("edgepool", ""), *((d, "edgepool/_data/") for d in resources.DATA)):
-            for path in sorted((checkout / top).rglob("*")):
+            found = checkout / top
+            for path in sorted(found.rglob("*")) if found.is_dir() else [found]:
                 name = path.relative_to(checkout).as_posix()
                 if path.is_file() and not NOT_OURS & set(name.split("/")):
                     yield prefix + name, path.read_bytes()

@@ -136,6 +136,10 @@ ORIN = jetson(
     "tegra234", "NVIDIA Jetson AGX Orin Developer Kit", "36.4.0", "Ubuntu 22.04.5 LTS", "3.10",
     "6.1+b123", "12.6.68", "10.3.0", "9.3.0", "ga10b", 87,
 )  # fmt: skip
+ORIN5 = jetson(
+    "tegra234", "NVIDIA Jetson AGX Orin Developer Kit", "35.4.1", "Ubuntu 20.04.6 LTS", "3.8",
+    "5.1.2-b104", "11.4.315", "8.5.2", "8.6.0", "ga10b", 87,
+)  # fmt: skip
 ORIN7 = jetson(
     "tegra234", "NVIDIA Jetson AGX Orin Developer Kit", "39.2.0", "Ubuntu 24.04.3 LTS", "3.12",
     "7.2-b50", "13.2.1", "10.16.2", "9.20.0", "ga10b", 87,

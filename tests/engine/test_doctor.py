@@ -18,6 +18,7 @@ from edgepool.plugin_library import NAME
 
 from .sysroots import (
     ORIN,
+    ORIN5,
     ORIN7,
     PC,
     PC_WITH_GPU,
@@ -80,6 +81,7 @@ def without(files: Files, *parts: str) -> Files:
             ORIN,
             {"JetPack": "JetPack 6.1+b123, L4T 36.4.0", "CUDA": "12.6.68", "TensorRT": "10.3.0"},
         ),
+        (ORIN5, {"JetPack": "JetPack 5.1.2, L4T 35.4.1", "TensorRT": "8.5.2", "Python": "3.8"}),
         (ORIN7, {"JetPack": "JetPack 7.2, L4T 39.2.0", "CUDA": "13.2.1", "TensorRT": "10.16.2"}),
         (
             PC_WITH_GPU,
@@ -92,7 +94,7 @@ def without(files: Files, *parts: str) -> Files:
             },
         ),
     ],
-    ids=["xavier", "orin", "orin-jp7", "pc-with-gpu"],
+    ids=["xavier", "orin", "orin-jp5", "orin-jp7", "pc-with-gpu"],
 )
 def test_a_machine_that_has_everything(
     files: Files, expected: dict[str, str], tmp_path: Path
