@@ -39,13 +39,15 @@ def command(
 
     With a GPU here it is built for that GPU, by TensorRT with edgepool's plugins. Without one it is
     built ahead of time by TensorRT-RTX, which runs the portable graph and no plugins. An engine for
-    a Jetson is built on the board.
+    a Jetson is built on the board; here its graph is made and checked, and exit 3 says what to type
+    there. Calibrates and quantizes first, with the defaults, where that is not done.
 
     \b
     Examples:
       edgepool build-engine
       edgepool build-engine --int8 --max-kv-tokens 32768
       edgepool build-engine --target rtx-4090
+      edgepool build-engine --int8 --target jetson-agx-xavier
     """
     from ..bundle import Bundle
     from ..engine.build import Options, build_engine
@@ -55,7 +57,7 @@ def command(
     if workspace is not None and not 0 < workspace < 1024:
         raise BadInput("--workspace %g: GiB, more than 0" % workspace)
     options = Options(
-        precision="int8" if int8 else "fp16" if fp16 else "fp32",
+        precision="int8" if int8 else "fp16" if fp16 else None,
         target=target,
         runtime=runtime,
         batch=max_batch_size,
@@ -66,14 +68,13 @@ def command(
         force=force,
     )
     with console.progress() as report:
-        built = build_engine(Bundle.open(bundle), options, report)
+        built = build_engine(Bundle.open(bundle), options, report, console.note)
     record = built.record
     if json:
         console.print_json({"engine": str(built.path), "reused": built.reused, **record})
         return
     console.note(
-        "%s: %s, %s, %s"
-        % (record["runtime"], record["bodies"], record["plugins"], options.precision)
+        "%s: %s, built by %s" % (record["form"], record["key"]["precision"], record["runtime"])
     )
     if record["bytes_copied_per_step"]:
         console.note(

@@ -5,8 +5,10 @@ What is built depends on where it is to run:
     no --target, a GPU here           TensorRT, plugins, for this GPU
     no --target, no GPU               TensorRT-RTX, ahead of time, for its default GPUs
     --target of this machine          TensorRT, plugins
-    --target of another machine       nothing: its variant is checked, and what to type there
+    --target of another machine       nothing: its variant is made and checked, then what to type
     --runtime rtx                     TensorRT-RTX for the target's compute capability
+
+What the bundle lacks for it is made first (`prepare`).
 """
 
 from __future__ import annotations
@@ -25,21 +27,29 @@ from .. import files
 from ..bundle import Bundle
 from ..config import state_specs
 from ..errors import BadInput, EdgepoolError, GateFailed, MissingRequirement
-from ..progress import Report
+from ..progress import Report, silent
 from ..targets import Target, find_target, load_targets
 from . import gpu, memory, store, tensorrt_api
 from .builder import Request
-from .graphs import Graph, graph_of
+from .graphs import Graph, flag, graph_name, graph_of
+from .prepare import Say, complete
 from .profiles import Limits, profiles
 
 KILLED = (-9, 137)
+FORMS = {
+    "rtx": "tensorrt-rtx, portable bodies, no plugins",
+    "tensorrt": "tensorrt, edgepool's plugins",
+}
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the user chose; the defaults are those of `edgepool build-engine`."""
+    """What the user chose; the defaults are those of `edgepool build-engine`.
 
-    precision: str = "fp32"
+    precision: int8, fp16, fp32, or None for the bundle's own float type.
+    """
+
+    precision: Optional[str] = None
     target: Optional[str] = None
     runtime: str = "auto"
     batch: int = 1
@@ -61,20 +71,24 @@ class Built:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an engine is to run, and what builds it."""
+    """Where an engine is to run, and what builds it. elsewhere: it cannot be built here."""
 
     name: str
     runtime: str
     target: Optional[Target]
+    elsewhere: bool = False
     compute_capabilities: Tuple[int, ...] = ()
     gpu: Optional[gpu.Gpu] = None
     plugins: Optional[Path] = None
 
 
-def build_engine(bundle: Bundle, options: Options, report: Report) -> Built:
-    """Build the engine, or find it built already.
+def build_engine(
+    bundle: Bundle, options: Options, report: Report = silent, say: Say = lambda line: None
+) -> Built:
+    """Build the engine, or find it built already; what the bundle lacks for it is made first.
 
-    Raises BadInput, GateFailed and MissingRequirement; what was there before is then untouched.
+    Raises BadInput, GateFailed and MissingRequirement, the last one, too, where the bundle is ready
+    for another machine. The bundle then holds what was made before; the engines are untouched.
     """
     kv_tokens = options.kv_tokens
     if kv_tokens is None:
@@ -82,33 +96,39 @@ def build_engine(bundle: Bundle, options: Options, report: Report) -> Built:
     length = min(options.input_len, bundle.config.max_context)
     limits = Limits(options.batch, length, kv_tokens)
     limits.check(bundle.config)
-    report("verifying the bundle", 0, 1)
-    bundle.verify()
-    report("verifying the bundle", 1, 1)
-    place = place_for(bundle, options)
-    graph = graph_of(bundle, place.target, options.precision, place.runtime)
+    place = place_for(options)
     root = store.root_for(bundle)
-    name = "%s-%s" % (place.name, options.precision)
-    key = key_of(graph, place, options, limits, bundle)
     with store.locked(root, lambda: report("waiting for another build", 0, 1)):
+        bundle = Bundle.open(bundle.path)  # another build may have added to it
+        report("verifying the bundle", 0, 1)
+        bundle.verify()
+        report("verifying the bundle", 1, 1)
+        precision = options.precision or str(bundle.manifest["dtype"])
+        options = dataclasses.replace(options, precision=precision)
+        bundle = complete(bundle, place.target, precision, place.runtime, report, say)
+        graph = graph_of(bundle, place.target, precision, place.runtime)
+        if place.elsewhere:
+            raise not_here(bundle, place, precision)
+        name = "%s-%s" % (place.name, precision)
+        key = key_of(graph, place, options, limits)
         if not options.force:
             record = store.read(root, name)
             if record is not None and store.difference(record, key) is None:
                 return Built(root / name / store.ENGINE, record, reused=True)
         with store.staged(root, name, key) as staged:
-            staged.facts.update(describe(bundle, place, options, limits))
+            staged.facts.update(describe(bundle, place, precision, limits))
             staged.facts.update(run(graph, place, options, limits, bundle, staged.engine, report))
         return Built(root / name / store.ENGINE, staged.record, reused=False)
 
 
-def place_for(bundle: Bundle, options: Options) -> Place:
-    """Where to build for; raises MissingRequirement where that is not possible here."""
+def place_for(options: Options) -> Place:
+    """Where to build for. Raises BadInput and MissingRequirement for what nothing can build."""
     here = gpu.find()
     if options.runtime not in ("auto", *tensorrt_api.RUNTIMES):
         raise BadInput("runtime '%s': choose auto, tensorrt or rtx" % options.runtime)
     if options.target is None:
         if options.runtime == "rtx" or (options.runtime == "auto" and here is None):
-            return Place("rtx", "rtx", None, (here.sm,) if here else ())
+            return ahead_of_time("rtx", None, (here.sm,) if here else ())
         if here is None:
             raise MissingRequirement(
                 "no GPU here, and TensorRT builds for the GPU it runs on: "
@@ -123,10 +143,16 @@ def place_for(bundle: Bundle, options: Options) -> Place:
         )
     ahead = "tensorrt_rtx" in target.software
     if options.runtime == "rtx" or (options.runtime == "auto" and ahead):
-        return Place("%s-rtx" % target.name, "rtx", target, (target.sm,))
+        return ahead_of_time("%s-rtx" % target.name, target, (target.sm,))
     if here is not None and here.sm == target.sm:
         return Place(target.name, "tensorrt", target, gpu=here, plugins=plugin_library())
-    raise not_here(bundle, target, options, here)
+    return Place(target.name, "tensorrt", target, elsewhere=True)
+
+
+def ahead_of_time(name: str, target: Optional[Target], capabilities: Tuple[int, ...]) -> Place:
+    """TensorRT-RTX for these compute capabilities; raises BadInput for one that it lacks."""
+    tensorrt_api.compute_capabilities(tensorrt_api.find("rtx"), capabilities)
+    return Place(name, "rtx", target, compute_capabilities=capabilities)
 
 
 def target_of(here: gpu.Gpu) -> Target:
@@ -140,30 +166,25 @@ def target_of(here: gpu.Gpu) -> Target:
     )
 
 
-def not_here(
-    bundle: Bundle, target: Target, options: Options, here: Optional[gpu.Gpu]
-) -> EdgepoolError:
-    """Check the target's variant, and say what to type on the target."""
-    graph_of(bundle, target, options.precision, "tensorrt")
-    flag = "" if options.precision == "fp32" else " --%s" % options.precision
+def not_here(bundle: Bundle, place: Place, precision: str) -> MissingRequirement:
+    """What to type on the target, whose graph is ready."""
+    here, target = gpu.find(), place.target
+    assert target is not None
     return MissingRequirement(
-        "%s/variants/%s is complete and checked, but its engine can only be built on the %s "
-        "(here: %s): copy the bundle there and run `edgepool build-engine %s --target %s%s`"
+        "%s is complete and checked, but its engine can only be built on the %s "
+        "(here: %s): copy the bundle there and run `edgepool build-engine %s%s --target %s`"
         % (
-            bundle.path,
-            target.name,
+            (bundle.path / graph_name(bundle, target, precision, place.runtime)).parent,
             target.title,
             here.name if here else "no GPU",
             bundle.path.name,
+            flag(bundle, precision),
             target.name,
-            flag,
         )
     )
 
 
-def key_of(
-    graph: Graph, place: Place, options: Options, limits: Limits, bundle: Bundle
-) -> Dict[str, Any]:
+def key_of(graph: Graph, place: Place, options: Options, limits: Limits) -> Dict[str, Any]:
     """Everything that makes two engines different (store.KEYS)."""
     api = tensorrt_api.find(place.runtime)
     return {
@@ -179,13 +200,12 @@ def key_of(
     }
 
 
-def describe(bundle: Bundle, place: Place, options: Options, limits: Limits) -> Dict[str, Any]:
+def describe(bundle: Bundle, place: Place, precision: str, limits: Limits) -> Dict[str, Any]:
     """What the record tells a person. State is copied where it is not bound in place."""
-    pools = pool_bytes(bundle, limits, options.precision)
+    pools = pool_bytes(bundle, limits, precision)
     return {
         "target": place.target.name if place.target else None,
-        "plugins": "edgepool plugins" if place.runtime == "tensorrt" else "no plugins",
-        "bodies": "none" if place.runtime == "tensorrt" else "portable bodies",
+        "form": FORMS[place.runtime],
         "pool_bytes": pools,
         "in_place": place.runtime == "tensorrt",
         "bytes_copied_per_step": pools if place.runtime == "rtx" else 0,
@@ -195,9 +215,10 @@ def describe(bundle: Bundle, place: Place, options: Options, limits: Limits) -> 
 def pool_bytes(bundle: Bundle, limits: Limits, precision: str) -> int:
     """Bytes of all state tensors of an engine."""
     sizes = {"batch": limits.batch, "pages": limits.pages(bundle.config)}
-    width = {"float": 2 if bundle.manifest["dtype"] == "fp16" else 4, "float32": 4, "int8": 1}
+    halves = "fp16" in (precision, bundle.manifest["dtype"])
+    width = {"float": 2 if halves else 4, "float32": 4, "int8": 1}
     total = 0
-    for spec in state_specs(bundle.config):
+    for spec in state_specs(bundle.config_of(precision)):
         count = width[spec.dtype]
         for size in spec.shape:
             count *= sizes[size] if isinstance(size, str) else size
@@ -218,21 +239,21 @@ def run(
 
     TensorRT can abort, and Linux can kill what takes too much memory: neither ends this process.
     """
-    workspace = options.workspace
+    workspace, precision = options.workspace, str(options.precision)
     if workspace is None and place.target is not None and place.gpu is not None:
         workspace = memory.workspace_limit(
             graph.weight_bytes,
-            pool_bytes(bundle, limits, options.precision),
+            pool_bytes(bundle, limits, precision),
             place.target.shared_memory,
             memory.available(),
         )
-    specs = [spec.name for spec in state_specs(bundle.config)]
+    specs = [spec.name for spec in state_specs(bundle.config_of(precision))]
     with tempfile.TemporaryDirectory(prefix="edgepool-") as folder:
         proto = Path(folder) / "graph.onnx"
         proto.write_bytes(graph.proto)
         request = Request(
             runtime=place.runtime,
-            precision=options.precision,
+            precision=precision,
             graph=str(proto),
             weights=str(graph.weights_path),
             output=str(output),

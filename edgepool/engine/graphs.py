@@ -17,8 +17,10 @@ from ..errors import BadInput, GateFailed
 from ..onnxfile import external_locations, skeleton
 from ..targets import Target, find_target
 from . import preflight
+from .preflight.read import read_model
 
 BODIES = "mask"
+FILES = {"fp32": "model.onnx", "fp16": "model.fp16.onnx", "int8": "model.int8.onnx"}
 RTX_READER = "rtx-4090"  # whose rules hold for every engine of TensorRT-RTX
 
 
@@ -42,7 +44,7 @@ def graph_of(bundle: Bundle, target: Optional[Target], precision: str, runtime: 
     reads_it = target if target is not None and runtime == "tensorrt" else find_target(RTX_READER)
     require_ready(path, reads_it)
     proto = skeleton(str(path))
-    inputs = input_dims(proto)
+    inputs = {value.name: list(value.dims or ()) for value in read_model(path).scopes[0].inputs}
     if runtime == "rtx":
         proto = with_bodies(proto)
     size = sum(record["bytes"] for record in files_of(bundle, path))
@@ -83,19 +85,24 @@ def require_ready(path: Path, target: Target) -> None:
         )
 
 
+def graph_name(bundle: Bundle, target: Optional[Target], precision: str, runtime: str) -> str:
+    """The ONNX file to start from, as the manifest names it; it may not be there yet."""
+    name = "model.onnx" if precision == bundle.manifest["dtype"] else FILES[precision]
+    plugins = runtime == "tensorrt" and target is not None
+    return "variants/%s/%s" % (target.name, name) if plugins and target else name
+
+
 def source(bundle: Bundle, target: Optional[Target], precision: str, runtime: str) -> Path:
-    """The ONNX file to start from."""
-    if precision == "fp16" and bundle.manifest["dtype"] != "fp16":
-        raise BadInput(
-            "%s: it is an fp32 bundle: export it with `edgepool export --dtype fp16`" % bundle.path
-        )
-    name = "model.int8.onnx" if precision == "int8" else "model.onnx"
-    if runtime == "tensorrt" and target is not None:
-        bundle.variant_path(target.name)
-        name = "variants/%s/%s" % (target.name, name)
+    """The path of that file; raises BadInput where the bundle lacks it."""
+    name = graph_name(bundle, target, precision, runtime)
     if name not in bundle.manifest["files"]:
-        raise BadInput("%s: it has no %s: run `edgepool quantize` first" % (bundle.path, name))
+        raise BadInput("%s: it has no %s any more: build the engine again" % (bundle.path, name))
     return bundle.file(name)
+
+
+def flag(bundle: Bundle, precision: str) -> str:
+    """The option of `edgepool build-engine` for a precision, with a space before it."""
+    return "" if precision == bundle.manifest["dtype"] else " --%s" % precision
 
 
 def with_bodies(proto: bytes) -> bytes:
@@ -115,14 +122,3 @@ def with_bodies(proto: bytes) -> bytes:
             node.op_type = re.sub(r"_\d+$", "", node.op_type)
     attach_functions(model, BODIES)
     return bytes(model.SerializeToString(deterministic=True))
-
-
-def input_dims(proto: bytes) -> Dict[str, List[Any]]:
-    """Dims of every input: numbers, and names of dynamic axes."""
-    import onnx
-
-    graph = onnx.ModelProto.FromString(proto).graph
-    return {
-        value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
-        for value in graph.input
-    }

@@ -132,8 +132,8 @@ def set_workspace(api: Api, config: Any, limit: Optional[int]) -> None:
         config.set_memory_pool_limit(api.trt.MemoryPoolType.WORKSPACE, limit)
 
 
-def set_compute_capabilities(api: Api, config: Any, wanted: Tuple[int, ...]) -> None:
-    """TensorRT-RTX: the GPUs to build for, 89 for compute capability 8.9; none: its default ones.
+def compute_capabilities(api: Api, wanted: Tuple[int, ...]) -> List[Any]:
+    """TensorRT-RTX's values for the GPUs to build for, 89 for compute capability 8.9.
 
     Raises BadInput for one that this version cannot build for.
     """
@@ -149,10 +149,16 @@ def set_compute_capabilities(api: Api, config: Any, wanted: Tuple[int, ...]) -> 
                 "a machine with that GPU"
                 % (api.name, sm // 10, sm % 10, ", ".join("%d.%d" % divmod(s, 10) for s in known))
             )
-    if wanted:
-        config.num_compute_capabilities = len(wanted)
-        for i, sm in enumerate(wanted):
-            config.set_compute_capability(known[sm], i)
+    return [known[sm] for sm in wanted]
+
+
+def set_compute_capabilities(api: Api, config: Any, wanted: Tuple[int, ...]) -> None:
+    """TensorRT-RTX: the GPUs to build for; none: its default ones."""
+    values = compute_capabilities(api, wanted)
+    if values:
+        config.num_compute_capabilities = len(values)
+        for i, value in enumerate(values):
+            config.set_compute_capability(value, i)
 
 
 def load_plugins(api: Api, library: Path) -> None:

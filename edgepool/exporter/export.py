@@ -157,11 +157,7 @@ def write_variant(
     record = {"opset": target.opset, "ir_version": target.ir_version, "functions": target.functions}
     if is_portable(target, opset):
         return {"model": "model.onnx", **record}
-    if target.runs_plugins:
-        known = lower.parser_operators(target.operators) if target.operators else ()
-        model = lower.for_plugins(skeleton.model, target.opset, known)
-    else:
-        model = lower.portable(skeleton.model, target.functions, target.opset)
+    model = lower.for_target(skeleton.model, target)
     path = folder / "variants" / target.name / "model.onnx"
     path.parent.mkdir(parents=True)
     write_model(model, weights, path, report, twin=folder / "model.onnx")

@@ -23,6 +23,7 @@ from ..ops.attach import attach_functions
 from ..ops.attention_body import FEW
 from ..ops.registry import DOMAIN, VERSION, operators
 from ..resources import resource
+from ..targets import Target
 from .opset17 import lower_to_17
 
 # The IR version of the onnx release that brought the opset; readers refuse a newer one.
@@ -71,6 +72,14 @@ def for_plugins(model: ir.Model, opset: int = 20, known: Iterable[str] = ()) -> 
             node.attribute.extend(attributes)
     check_operators(proto, known)
     return proto
+
+
+def for_target(model: ir.Model, target: Target) -> onnx.ModelProto:
+    """The model as a target's reader takes it: see `portable` and `for_plugins`."""
+    if not target.runs_plugins:
+        return portable(model, target.functions, target.opset)
+    known = parser_operators(target.operators) if target.operators else ()
+    return for_plugins(model, target.opset, known)
 
 
 def runnable(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -167,13 +167,9 @@ def write(
     if target is not None and target.runs_plugins:
         embedding.for_tensorrt(graph.model)
     model = ir.serde.deserialize_model(graph.model)
-    if target is None:
-        lowered = lower.portable(model, FORM, opset)
-    elif target.runs_plugins:
-        known = lower.parser_operators(target.operators) if target.operators else ()
-        lowered = lower.for_plugins(model, opset, known)
-    else:
-        lowered = lower.portable(model, target.functions, opset)
+    lowered = (
+        lower.portable(model, FORM, opset) if target is None else lower.for_target(model, target)
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_model(lowered, graph.weights, path, report=report)
     check_saved(path, opset, functions=target is None or not target.runs_plugins)

@@ -14,7 +14,10 @@ from ..exporter.probe import read_graph
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """Initialisers of model.onnx by name; `read` maps the bytes of one, nothing is kept."""
+    """Initialisers of model.onnx by name; `read` maps the bytes of one, nothing is kept.
+
+    The mapping is private: whoever changes an array changes a copy, never the file.
+    """
 
     folder: Path
     graph: onnx.GraphProto
@@ -26,7 +29,7 @@ class StoredWeights:
         return cls(path.parent, graph, {tensor.name: tensor for tensor in graph.initializer})
 
     def read(self, name: str) -> np.ndarray:
-        """The tensor, read-only, as the graph has it."""
+        """The tensor as the graph has it."""
         tensor = self.tensors[name]
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
             return numpy_helper.to_array(tensor)
@@ -34,7 +37,7 @@ class StoredWeights:
         return np.memmap(
             self.folder / where["location"],
             onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type),
-            "r",
+            "c",
             int(where.get("offset", 0)),
             tuple(tensor.dims),
         )
