@@ -38,3 +38,8 @@ def build_args(target: Target) -> Dict[str, str]:
         arguments["PLUGINS"] = "none"
     arguments["VERSION"] = __version__
     return arguments
+
+
+def command_line(arguments: Dict[str, str]) -> str:
+    """The arguments as `docker build` takes them."""
+    return " ".join("--build-arg %s=%s" % item for item in arguments.items())

@@ -18,7 +18,7 @@ def command(
       docker build $(edgepool docker-args --target jetson-agx-orin) -f Dockerfile.jetson .
       edgepool docker-args --target jetson-agx-xavier --json
     """
-    from ..docker_args import build_args, dockerfile
+    from ..docker_args import build_args, command_line, dockerfile
     from ..targets import find_target
 
     profile = find_target(target)
@@ -27,4 +27,4 @@ def command(
         record = {"target": target, "dockerfile": dockerfile(profile), "build_args": arguments}
         console.print_json(record)
     else:
-        print(" ".join("--build-arg %s=%s" % item for item in arguments.items()))
+        print(command_line(arguments))

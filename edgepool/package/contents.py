@@ -1,9 +1,12 @@
 """What a board needs of a bundle and of this edgepool, as members of a package.
 
-bundle/          a bundle for one target; its two graphs of the same weights share them
-wheel/           this edgepool, with plugin sources, target profiles and container files
-plugins/         a plugin library for the image build, if one is given
-Dockerfile.jetson, .dockerignore, jetson/    which make the extracted folder a build context
+    bundle/          a bundle for one target; two graphs of the same weights share them
+    wheel/           this edgepool, with plugin sources, target profiles and container files
+    plugins/         a plugin library for the image build, if one is given
+    docker-args      the target's arguments for `docker build`
+    Dockerfile.jetson, .dockerignore, jetson/
+
+With the last three, the extracted folder is the context of a `docker build`.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import Dict, List, Optional, Tuple
 
 from .. import __version__
 from ..bundle import MANIFEST, Bundle, manifest_bytes
+from ..docker_args import build_args, command_line
 from ..errors import BadInput
 from ..onnxfile import external_locations
 from ..plugin_library import NAME as PLUGIN_LIBRARY
@@ -28,6 +32,7 @@ from .wheel import write_wheel
 from .write import measure, write
 
 CONTAINER = (".dockerignore", "Dockerfile.jetson", "jetson")
+DOCKER_ARGS = "docker-args"
 # What is said of a package's size: part, and how the names of its members begin.
 PARTS = (
     ("weights and graphs", ("bundle/model", "bundle/variants/")),
@@ -83,8 +88,12 @@ def members(
         for path in sorted(top.rglob("*")) if top.is_dir() else [top]:
             if path.is_file():
                 sources[path.relative_to(top.parent).as_posix()] = path
+    arguments = build_args(target)
     if plugin_library is not None:
         sources["plugins/" + PLUGIN_LIBRARY] = plugin_library
+        arguments["PLUGINS"] = "plugins/" + PLUGIN_LIBRARY
+    sources[DOCKER_ARGS] = made / DOCKER_ARGS
+    sources[DOCKER_ARGS].write_text(command_line(arguments) + "\n", encoding="ascii")
     return sources
 
 

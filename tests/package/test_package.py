@@ -15,6 +15,7 @@ import pytest
 from edgepool import bundle as bundles
 from edgepool.bundle import Bundle
 from edgepool.cli.main import main
+from edgepool.docker_args import build_args
 from edgepool.engine.graphs import graph_of
 from edgepool.package import contents
 from edgepool.package.extract import extract
@@ -104,21 +105,32 @@ def test_the_same_inputs_give_the_same_bytes(bundle: Path, tmp_path: Path) -> No
     assert (tmp_path / "a.tar").read_bytes() == (tmp_path / "b.tar").read_bytes()
 
 
-def test_the_container_is_there(bundle: Path, tmp_path: Path) -> None:
-    """Its files, what has to be executable so, and the wheel with the plugins' sources."""
-    contents.package(Bundle.open(bundle), find_target("jetson-agx-orin"), tmp_path / "p.tar")
-    extract(tmp_path / "p.tar", tmp_path / "out")
+def test_it_is_a_build_context(bundle: Path, tmp_path: Path) -> None:
+    """What Dockerfile.jetson copies is there, what has to be executable so, and the arguments."""
+    target = find_target("jetson-agx-xavier")
+    contents.package(Bundle.open(bundle), target, tmp_path / "p.tar")
+    out = tmp_path / "out"
+    extract(tmp_path / "p.tar", out)
     for path in (ROOT / "jetson").rglob("*"):
-        delivered = tmp_path / "out" / path.relative_to(ROOT)
-        if path.is_file():
+        delivered = out / path.relative_to(ROOT)
+        if path.is_file() and "__pycache__" not in path.parts:
             assert delivered.read_bytes() == path.read_bytes()
             program = path.read_bytes().startswith(b"#!")
             assert os.access(delivered, os.X_OK) == program
-    (wheel,) = (tmp_path / "out" / "wheel").iterdir()
+    for name in ("Dockerfile.jetson", ".dockerignore"):
+        assert (out / name).read_bytes() == (ROOT / name).read_bytes()
+    for line in (out / "Dockerfile.jetson").read_text().splitlines():
+        if line.startswith("COPY ") and "--from" not in line:
+            *sources, _ = line.split()[1:]
+            assert all(list(out.glob(source)) for source in sources if source != "."), line
+    words = (out / "docker-args").read_text().split()
+    assert words[::2] == ["--build-arg"] * len(build_args(target))
+    assert dict(word.split("=", 1) for word in words[1::2]) == build_args(target)
+    (wheel,) = (out / "wheel").iterdir()
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    assert "edgepool/_data/plugins/index_pool/kernel.cuh" in names
-    assert "edgepool/_data/export/targets/jetson-agx-orin.toml" in names
+    for name in ("plugins/index_pool/kernel.cuh", "export/targets/l4.toml", "Dockerfile.jetson"):
+        assert "edgepool/_data/" + name in names
 
 
 def test_the_wheel_reproduces_itself(tmp_path: Path) -> None:
@@ -237,6 +249,9 @@ def test_a_plugin_library_is_offered_as_a_file(
         assert code == 0
         (member,) = [m for m in verify(package).members if m.name.startswith("plugins/")]
         assert (member.name, member.bytes) == ("plugins/libedgepool_plugins.so", 4)
+        extract(package, tmp_path / "out")
+        arguments = (tmp_path / "out" / "docker-args").read_text()
+        assert "--build-arg PLUGINS=plugins/libedgepool_plugins.so" in arguments
     else:
         assert code == 2
         assert said in capsys.readouterr().err
