@@ -12,7 +12,7 @@ import typer.main
 from edgepool.cli.main import COMMANDS, app
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted(path for folder in (".", "docs", "jetson") for path in ROOT.glob(folder + "/*.md"))
 GROUP = typer.main.get_command(app)
 
 

@@ -21,7 +21,7 @@ if [ "$PLUGINS" != none ]; then
   # libcuda comes from the board's driver when the image runs; here its stub is linked.
   echo "CUDA_ENABLE_CURAND = False" >"$HOME/.aksetup-defaults.py"
   pycuda=$(grep '^pycuda==' jetson/requirements-cuda.txt)
-  CUDA_ROOT=/usr/local/cuda PYTHONPATH=$site $tools wheel --quiet --no-deps --no-build-isolation \
+  PATH=/usr/local/cuda/bin:$PATH PYTHONPATH=$site $tools wheel --quiet --no-deps --no-build-isolation \
     --no-binary pycuda --wheel-dir "$wheels" "$pycuda"
   grep -v '^pycuda==' jetson/requirements-cuda.txt >"$wheels/requirements.txt"
   $pip install --quiet --no-deps --only-binary :all: -r "$wheels/requirements.txt"

@@ -1,7 +1,8 @@
 #!/bin/sh
 # The plugin library, into the installed package, the one place in an image that edgepool loads it from.
 # PLUGINS: `build`, with the image's own CUDA and TensorRT headers, for ARCHITECTURES; `none`; or a
-# library in the context that was compiled elsewhere. TENSORRT, CUDA: what it, and the base image, are of.
+# library in the context that was compiled elsewhere. CUDA and TENSORRT: versions that the library, and so
+# the base image, has to be of; empty: any.
 set -eu
 place=$(echo /opt/edgepool/lib/python3*/site-packages/edgepool/_data/plugins)
 library=$place/libedgepool_plugins.so
@@ -37,7 +38,8 @@ record = build_record(Path(library))
 for key in ("tensorrt", "cuda"):
     record[key] = ".".join(record[key].split(".")[:2])
 wanted = {"version": __version__, "machine": platform.machine(), "emulated": False}
-wanted["tensorrt"] = ".".join(tensorrt.split(".")[:2])
+if tensorrt:
+    wanted["tensorrt"] = ".".join(tensorrt.split(".")[:2])
 if cuda:
     wanted["cuda"] = cuda
 wrong = ["%s is %s, not %s" % (k, record[k], v) for k, v in wanted.items() if record[k] != v]
