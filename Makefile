@@ -3,6 +3,7 @@
 PYTHON ?= python3
 PYTEST_ARGS ?=
 BIN := .venv/bin
+CXX_FILES := $(shell find plugins scripts tests -name '*.[ch]pp' -o -name '*.h')
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help install test test-full lint format demo clean
@@ -33,12 +34,14 @@ test-full: install ## Run all tests, the slow ones too, and write test-full.md
 lint: .venv/test.stamp ## Check style, types, and Python 3.8 on the board side
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_board_side.py
 
 format: .venv/test.stamp ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_FILES)
 
 demo: .venv/export.stamp ## Take a real model from GGUF to text on ONNX Runtime, in demo/
 	@mkdir -p demo

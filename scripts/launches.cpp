@@ -1,4 +1,5 @@
-// Prints how each kernel is launched in a decode step and in a prefill, for scripts/kernel_report.py:
+// Prints how each kernel is launched in a decode step and in a prefill, for
+// scripts/kernel_report.py:
 //
 //   PHASE <tab> KERNEL (mangled) <tab> THREADS <tab> DYNAMIC_SHARED_BYTES
 //
@@ -41,8 +42,8 @@ static void index_pool(int S, Type activation, Type storage) {
 }
 
 static void index_pool_select(int S, int Hq, int Di, int sm, Type activation, Type storage) {
-  for (auto scoring : {edgepool::index_pool_select::Scoring::relu,
-                       edgepool::index_pool_select::Scoring::softmax})
+  for (auto scoring :
+       {edgepool::index_pool_select::Scoring::relu, edgepool::index_pool_select::Scoring::softmax})
     for (int block : {1, 4}) {
       edgepool::index_pool_select::Params p{};
       p.B = 1, p.S = S, p.Hs = 1, p.Hq = Hq, p.Di = Di, p.NP = 2, p.U = kPage / kRatio;
@@ -72,7 +73,8 @@ int main() {
         for (int sm : {72, 80}) {
           index_pool_select(S, 4, 128, sm, activation, storage);   // `keys`
           index_pool_select(S, 32, 128, sm, activation, storage);  // `learned`
-          index_pool_select(S, 8, 16, sm, activation, storage);    // affinities cost more than vectors
+          index_pool_select(S, 8, 16, sm, activation,
+                            storage);  // affinities cost more than vectors
         }
         for (int D : {64, 128, 256})
           for (int select : {0, 1}) {

@@ -1,5 +1,5 @@
-// What the TensorRT plugins are told about an operator. `plugins/<op>/plugin.cpp` describes it once,
-// and common/ makes the plugin, for each interface of TensorRT, out of the description.
+// What the TensorRT plugins are told about an operator. `plugins/<op>/plugin.cpp` describes it
+// once, and common/ makes the plugin, for each interface of TensorRT, out of the description.
 //
 //   struct Kernel {
 //     using Params = ...;                                  // plain data, what the kernel takes
@@ -70,12 +70,12 @@ struct Tensor {
   Kind kind;
   Axis shape[kMaxRank];
   int rank;
-  int64_t pointer;    // offset in Params of where the kernel finds it; -1: it does not look for it
-  int without;        // index of the attribute that, with this value, leaves the tensor unused ...
+  int64_t pointer;  // offset in Params of where the kernel finds it; -1: it does not look for it
+  int without;      // index of the attribute that, with this value, leaves the tensor unused ...
   int32_t with_value;
-  bool scales;        // ... or a P that is not s8 does. Its shape is then [1].
-  int alias;          // output: the input that it is the new state of; -1: none
-  bool copied;        // output: the kernel updates it in place, so the old state has to be there
+  bool scales;  // ... or a P that is not s8 does. Its shape is then [1].
+  int alias;    // output: the input that it is the new state of; -1: none
+  bool copied;  // output: the kernel updates it in place, so the old state has to be there
 
   // The tensor is unused where the attribute has this value (a choice: by its index).
   Tensor& unused_if(Axis attribute, int32_t value) {
@@ -228,12 +228,16 @@ struct Registered {
     op.name = Kernel::kName;
     Description description(op, &params);
     Kernel::describe(description, params);
-    op.set_device = [](void* p, const Device& d) { Kernel::set_device(*static_cast<Params*>(p), d); };
+    op.set_device = [](void* p, const Device& d) {
+      Kernel::set_device(*static_cast<Params*>(p), d);
+    };
     op.problem = [](const void* p) { return Kernel::problem(*static_cast<const Params*>(p)); };
     op.workspace_bytes = [](const void* p) {
       return Kernel::workspace_bytes(*static_cast<const Params*>(p));
     };
-    op.launch = [](void* p, const Launch& l) { return Kernel::launch(*static_cast<Params*>(p), l); };
+    op.launch = [](void* p, const Launch& l) {
+      return Kernel::launch(*static_cast<Params*>(p), l);
+    };
     add(op);
   }
 };

@@ -215,8 +215,8 @@ struct Creators {
   }
 };
 
-// Triton's TensorRT backend only opens a library, and getCreators is not called. Not by default: the
-// registry refuses a creator that it has already.
+// Triton's TensorRT backend only opens a library, and getCreators is not called. Not by default:
+// the registry refuses a creator that it has already.
 void register_creator(const Operator& op) {
   static CreatorV3 all[kMaxOperators];
   static int32_t count = 0;

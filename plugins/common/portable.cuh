@@ -4,7 +4,8 @@
 //
 //   launch(kernel, grid, block, shared_bytes, stream, arguments...)
 //   GPU_DYNAMIC_SHARED(T, name)     T* name = the launch's dynamic shared memory, 128-byte aligned
-//   GPU_DEVICE, GPU_UNROLL          a small device function; before a loop to unroll
+//   GPU_DEVICE                      a small device function
+//   GPU_UNROLL, GPU_NO_UNROLL       before a loop
 //   Arch<SM>, with_arch(sm, f)      what an architecture has, as a template parameter
 //   load, load_readonly, load_streaming, store     global memory, 1 to 16 bytes a thread
 //   barrier_sync(id, threads), barrier_arrive      barriers of some warps of a block
@@ -56,8 +57,10 @@ auto with_arch([[maybe_unused]] int device_sm, F&& f) {
 
 #ifndef GPU_COMPILED_FOR_DEVICE
 #define GPU_UNROLL
+#define GPU_NO_UNROLL
 #else
 #define GPU_UNROLL _Pragma("unroll")
+#define GPU_NO_UNROLL _Pragma("unroll 1")
 
 #define GPU_DYNAMIC_SHARED(T, name)                                       \
   extern __shared__ __align__(128) unsigned char gpu_dynamic_shared_[];   \

@@ -31,17 +31,17 @@ using Same = std::common_type_t<T>;  // takes no part in deduction
 
 }  // namespace emulation
 
-#define EMULATION_ATOMIC(name, expression)                                          \
-  template <class T>                                                                \
-  EMULATION_INLINE T name(T* p, emulation::Same<T> v) {                             \
-    return emulation::read_modify_write(p, [v](T old) { return T(expression); });   \
+#define EMULATION_ATOMIC(name, expression)                                        \
+  template <class T>                                                              \
+  EMULATION_INLINE T name(T* p, emulation::Same<T> v) {                           \
+    return emulation::read_modify_write(p, [v](T old) { return T(expression); }); \
   }
 EMULATION_ATOMIC(atomicAdd, old + v)
 EMULATION_ATOMIC(atomicSub, old - v)
 EMULATION_ATOMIC(atomicMax, old < v ? v : old)
 EMULATION_ATOMIC(atomicMin, v < old ? v : old)
 EMULATION_ATOMIC(atomicExch, (static_cast<void>(old), v))
-EMULATION_ATOMIC(atomicAnd, old & v)
+EMULATION_ATOMIC(atomicAnd, (old & v))
 EMULATION_ATOMIC(atomicOr, old | v)
 EMULATION_ATOMIC(atomicXor, old ^ v)
 EMULATION_ATOMIC(atomicInc, old >= v ? T(0) : old + 1)

@@ -5,19 +5,19 @@
 
 /* One line a counter: its name in EmulationCounters and in emulation_counter(). Bytes are those
    that kernels asked for in global memory (gpu::load, gpu::store, cp.async, atomics, wmma). */
-#define EMULATION_COUNTERS(X)                                                         \
-  X(launches)          /* kernels started */                                          \
-  X(blocks)            /* blocks executed */                                          \
-  X(threads)           /* threads executed */                                         \
-  X(load_bytes)        /* read from global memory */                                  \
-  X(store_bytes)       /* written to global memory */                                 \
-  X(atomic_bytes)      /* global memory touched by atomics, once per atomic */        \
-  X(block_barriers)    /* barriers completed by a whole block */                      \
-  X(warp_collectives)  /* shuffles, votes, warp barriers and matrix instructions */   \
-  X(allocations)       /* device and pinned memory */                                 \
-  X(releases)          /* the same, given back */                                     \
-  X(blocking_calls)    /* synchronisations and copies that wait */                    \
-  X(stream_operations) /* launches, copies and fills put on a stream */               \
+#define EMULATION_COUNTERS(X)                                                       \
+  X(launches)          /* kernels started */                                        \
+  X(blocks)            /* blocks executed */                                        \
+  X(threads)           /* threads executed */                                       \
+  X(load_bytes)        /* read from global memory */                                \
+  X(store_bytes)       /* written to global memory */                               \
+  X(atomic_bytes)      /* global memory touched by atomics, once per atomic */      \
+  X(block_barriers)    /* barriers completed by a whole block */                    \
+  X(warp_collectives)  /* shuffles, votes, warp barriers and matrix instructions */ \
+  X(allocations)       /* device and pinned memory */                               \
+  X(releases)          /* the same, given back */                                   \
+  X(blocking_calls)    /* synchronisations and copies that wait */                  \
+  X(stream_operations) /* launches, copies and fills put on a stream */             \
   X(default_stream)    /* those of them put on the default stream */
 
 #ifdef __cplusplus

@@ -23,14 +23,14 @@ inline __nv_bfloat162 __hfma2(__nv_bfloat162 a, __nv_bfloat162 b, __nv_bfloat162
   return __nv_bfloat162(__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y));
 }
 
-#define EMULATION_HALF(name, expression)                  \
-  inline __half name(__half a) {                          \
-    const float x = __half2float(a);                      \
-    return __float2half_rn(expression);                   \
-  }                                                       \
-  inline __nv_bfloat16 name(__nv_bfloat16 a) {            \
-    const float x = __bfloat162float(a);                  \
-    return __float2bfloat16_rn(expression);               \
+#define EMULATION_HALF(name, expression)       \
+  inline __half name(__half a) {               \
+    const float x = __half2float(a);           \
+    return __float2half_rn(expression);        \
+  }                                            \
+  inline __nv_bfloat16 name(__nv_bfloat16 a) { \
+    const float x = __bfloat162float(a);       \
+    return __float2bfloat16_rn(expression);    \
   }
 EMULATION_HALF(hexp, std::exp(x))
 EMULATION_HALF(hexp2, std::exp2(x))

@@ -2,8 +2,8 @@
 // GPU's; those with a rounding in their name (_rn) are IEEE on both.
 #pragma once
 #include <algorithm>
-#include <cmath>
 #include <climits>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>

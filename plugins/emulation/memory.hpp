@@ -39,8 +39,8 @@ EMULATION_INLINE void require_aligned(const T* p, const Site& site) {
   static_assert(sizeof(T) <= 16 && (sizeof(T) & (sizeof(T) - 1)) == 0,
                 "an access is 1, 2, 4, 8 or 16 bytes");
   if (reinterpret_cast<uintptr_t>(p) % sizeof(T))
-    fail(site, "misaligned access", "%p is not aligned to %zu bytes",
-         static_cast<const void*>(p), sizeof(T));
+    fail(site, "misaligned access", "%p is not aligned to %zu bytes", static_cast<const void*>(p),
+         sizeof(T));
 }
 
 }  // namespace emulation

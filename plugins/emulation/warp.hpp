@@ -81,12 +81,11 @@ inline unsigned __match_all_sync(unsigned mask, T v, int* all_equal, EMULATION_C
 }
 
 // __reduce_*_sync, from sm_80. CUDA has them for int and unsigned.
-#define EMULATION_REDUCE(name, T, operation)                                      \
-  inline T name(unsigned mask, T v, EMULATION_CALLER) {                           \
-    emulation::require(EMULATION_SITE(#name), 80);                                \
-    return static_cast<T>(emulation::reduce(EMULATION_SITE(#name), mask,          \
-                                            emulation::Reduction::operation,      \
-                                            static_cast<unsigned>(v)));           \
+#define EMULATION_REDUCE(name, T, operation)                                                      \
+  inline T name(unsigned mask, T v, EMULATION_CALLER) {                                           \
+    emulation::require(EMULATION_SITE(#name), 80);                                                \
+    return static_cast<T>(emulation::reduce(                                                      \
+        EMULATION_SITE(#name), mask, emulation::Reduction::operation, static_cast<unsigned>(v))); \
   }
 EMULATION_REDUCE(__reduce_add_sync, unsigned, add)
 EMULATION_REDUCE(__reduce_add_sync, int, add)

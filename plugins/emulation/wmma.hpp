@@ -51,8 +51,8 @@ inline void check_tile(const Site& site, const T* p, unsigned stride) {
   whole_warp(site);
   const size_t alignment = sizeof(T) == 1 ? 16 : 32;
   if (reinterpret_cast<uintptr_t>(p) % alignment)
-    fail(site, "misaligned access", "%p is not aligned to %zu bytes",
-         static_cast<const void*>(p), alignment);
+    fail(site, "misaligned access", "%p is not aligned to %zu bytes", static_cast<const void*>(p),
+         alignment);
   if (stride * sizeof(T) % 16)
     fail(site, "misaligned access", "rows of %u elements are not a multiple of 16 bytes", stride);
 }
@@ -119,8 +119,7 @@ inline void mma_sync(fragment<accumulator, M, N, K, D>& d,
                 "half accumulates in half or float, 8-bit integers in int");
   using emulation::element_of;
   emulation::wmma(EMULATION_SITE("wmma::mma_sync"),
-                  {M, N, K, element_of<T>(), element_of<C>(), element_of<D>()}, a.x, b.x, c.x,
-                  d.x);
+                  {M, N, K, element_of<T>(), element_of<C>(), element_of<D>()}, a.x, b.x, c.x, d.x);
 }
 
 }  // namespace wmma

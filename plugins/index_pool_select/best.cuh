@@ -24,7 +24,8 @@ struct Scratch {
   int digit, digit_above, digit_equal;          // what find_digit found
 };
 
-// Which keys are chosen: in the bits of `mask` those above `least`, and the first `ties` equal ones.
+// Which keys are chosen: in the bits of `mask` those above `least`, and the first `ties` equal
+// ones.
 struct Threshold {
   unsigned least, mask;
   int ties;
@@ -166,9 +167,10 @@ struct StoredKeys {
   GPU_DEVICE unsigned operator()(int i) const { return gpu::load(keys + i); }
 };
 
-// One part of a row. With one part a row, this is the result.
+// One part of a row. With one part a row, this is the result. The 2: ptxas shall not spill
+// registers for a third block of a multiprocessor.
 template <bool kAffinities>
-__global__ void __launch_bounds__(kBestThreads) best_of_part(const Params p, const Plan plan) {
+__global__ void __launch_bounds__(kBestThreads, 2) best_of_part(const Params p, const Plan plan) {
   GPU_DYNAMIC_SHARED(unsigned, keys);
   __shared__ Scratch scratch;
   __shared__ float2 statistics[kAffinities ? kColumns : 1];

@@ -39,8 +39,8 @@ struct Kernel {
     p.sm = device.sm, p.multiprocessors = device.multiprocessors;
   }
   static const char* problem(const Params& p) { return index_pool_select::problem(p); }
-  // Few queries store their affinities, and may take more than many, which do not. TensorRT asks for
-  // the most of a profile only.
+  // Few queries store their affinities, and may take more than many, which do not. TensorRT asks
+  // for the most of a profile only.
   static size_t workspace_bytes(const Params& p) {
     size_t most = index_pool_select::workspace_bytes(p);
     if (p.scoring == Scoring::softmax && !detail::basic_plan(p).stored) {

@@ -26,6 +26,10 @@ struct Chunk {
   }
 };
 
+// Between values. Of elements of an array clang would choose the address, so the array would be in
+// local memory.
+GPU_DEVICE float choose(bool first, float a, float b) { return first ? a : b; }
+
 GPU_DEVICE unsigned word(const uint4& v, int i) {
   return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
 }
@@ -102,7 +106,11 @@ struct MmaProduct {
         }
     }
   }
-  GPU_DEVICE void finish(int) {}
+  // The lane's sums with the columns of tile n.
+  GPU_DEVICE void affinities(int n, float (&of)[2][4]) const {
+    GPU_UNROLL
+    for (int i = 0; i < 8; ++i) of[i / 4][i % 4] = sums[n][i / 4][i % 4];
+  }
 };
 
 // The same by wmma, for Volta, whose registers no other instruction knows: through shared memory.
@@ -112,7 +120,6 @@ struct WmmaProduct {
   static constexpr int kTiles = Tiles, kRow = stage_row(Chunk<P>::kChannels);
   static constexpr size_t kStageBytes = sizeof(half) * kTile * kRow;
   nvcuda::wmma::fragment<nvcuda::wmma::accumulator, kTile, 8, 16, float> products[Tiles];
-  float sums[Tiles][2][4];
   half* stage;
 
   GPU_DEVICE static int place(int k) { return k; }
@@ -130,9 +137,11 @@ struct WmmaProduct {
       for (int step = 0; step < Chunk<P>::kSteps; ++step) {
         uint2 four;
         pairs<P>(raw[i], step, four.x, four.y);
-        *reinterpret_cast<uint2*>(stage + (g + 8 * i) * kRow + t * Chunk<P>::kOwn + 4 * step) = four;
+        half* to = stage + (g + 8 * i) * kRow + t * Chunk<P>::kOwn + 4 * step;
+        *reinterpret_cast<uint2*>(to) = four;
       }
     __syncwarp();
+    GPU_NO_UNROLL  // clang would spill
     for (int k = 0; k < Chunk<P>::kChannels; k += 16) {
       nvcuda::wmma::fragment<nvcuda::wmma::matrix_a, kTile, 8, 16, half, nvcuda::wmma::row_major> a;
       nvcuda::wmma::load_matrix_sync(a, stage + k, kRow);
@@ -149,21 +158,17 @@ struct WmmaProduct {
     }
     __syncwarp();
   }
-  GPU_DEVICE void finish(int tiles) {
+  GPU_DEVICE void affinities(int n, float (&of)[2][4]) const {
     const int g = static_cast<int>(threadIdx.x) % 32 / 4, t = static_cast<int>(threadIdx.x) % 4;
     float* tile = reinterpret_cast<float*>(stage);  // [32 pools, 8 columns]
+    nvcuda::wmma::store_matrix_sync(tile, products[n], 8, nvcuda::wmma::mem_row_major);
+    __syncwarp();
     GPU_UNROLL
-    for (int n = 0; n < Tiles; ++n)
-      if (n < tiles) {
-        nvcuda::wmma::store_matrix_sync(tile, products[n], 8, nvcuda::wmma::mem_row_major);
-        __syncwarp();
-        GPU_UNROLL
-        for (int i = 0; i < kRows; ++i) {
-          const float2 v = *reinterpret_cast<const float2*>(tile + (g + 8 * i) * 8 + 2 * t);
-          sums[n][i / 2][i % 2 * 2] = v.x, sums[n][i / 2][i % 2 * 2 + 1] = v.y;
-        }
-        __syncwarp();
-      }
+    for (int i = 0; i < kRows; ++i) {
+      const float2 v = *reinterpret_cast<const float2*>(tile + (g + 8 * i) * 8 + 2 * t);
+      of[i / 2][i % 2 * 2] = v.x, of[i / 2][i % 2 * 2 + 1] = v.y;
+    }
+    __syncwarp();
   }
 };
 
@@ -174,7 +179,6 @@ struct ScalarProduct {
   static constexpr int kTiles = 1;
   static constexpr size_t kStageBytes = 0;
   float partial[kRows][8];  // over the lane's channels, with all columns
-  float sums[1][2][4];
 
   GPU_DEVICE static int place(int k) { return Chunk<P>::by_lane(k); }
   GPU_DEVICE void start(unsigned char*) {
@@ -202,25 +206,23 @@ struct ScalarProduct {
     }
   }
   // Adds the four lanes of a pool up; each ends with its two columns.
-  GPU_DEVICE void finish(int) {
+  GPU_DEVICE void affinities(int, float (&of)[2][4]) const {
     const int t = static_cast<int>(threadIdx.x) % 4;
-    const bool upper = t & 2, odd = t & 1;
     GPU_UNROLL
     for (int i = 0; i < kRows; ++i) {
       float half_sums[4];
       GPU_UNROLL
-      for (int n = 0; n < 4; ++n) {
-        const float keep = upper ? partial[i][4 + n] : partial[i][n];
-        const float give = upper ? partial[i][n] : partial[i][4 + n];
-        half_sums[n] = keep + __shfl_xor_sync(0xffffffffu, give, 2);
-      }
+      for (int n = 0; n < 4; ++n)
+        half_sums[n] = own_half(partial[i][n], partial[i][4 + n], t & 2, 2);
       GPU_UNROLL
-      for (int n = 0; n < 2; ++n) {
-        const float keep = odd ? half_sums[2 + n] : half_sums[n];
-        const float give = odd ? half_sums[n] : half_sums[2 + n];
-        sums[0][i / 2][i % 2 * 2 + n] = keep + __shfl_xor_sync(0xffffffffu, give, 1);
-      }
+      for (int n = 0; n < 2; ++n)
+        of[i / 2][i % 2 * 2 + n] = own_half(half_sums[n], half_sums[2 + n], t & 1, 1);
     }
+  }
+  // The sum over two lanes of the value that the lane keeps; its partner keeps the other one.
+  GPU_DEVICE static float own_half(float low, float high, bool upper, int partner) {
+    const float other = __shfl_xor_sync(0xffffffffu, choose(upper, low, high), partner);
+    return choose(upper, high, low) + other;
   }
 };
 

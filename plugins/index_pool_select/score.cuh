@@ -210,7 +210,6 @@ GPU_DEVICE void multiply(const Params& p, const Plan& plan, const Rows<P>& rows,
     product.add(even, queries, plan.stride, c, tiles, used);
     if (c + 1 < chunks) product.add(odd, queries, plan.stride, c + 1, tiles, used);
   }
-  product.finish(tiles);
 }
 
 // Stores a row's scores of the lane's pools, the largest of every 2^fold neighbours. All lanes take
@@ -243,6 +242,8 @@ GPU_DEVICE void store_rows(const Plan& plan, const Place& at, const Rows<P>& row
   GPU_UNROLL
   for (int n = 0; n < Product::kTiles; ++n) {
     if (n >= tiles) break;
+    float sums[2][4];
+    product.affinities(n, sums);
     const int column = first_column + 8 * n + 2 * t;
     float v[2][kRows];
     GPU_UNROLL
@@ -250,7 +251,7 @@ GPU_DEVICE void store_rows(const Plan& plan, const Place& at, const Rows<P>& row
       const float2 f = factor[column + e];
       GPU_UNROLL
       for (int i = 0; i < kRows; ++i) {
-        const float affinity = product.sums[n][i / 2][i % 2 * 2 + e] * rows.scale[i];
+        const float affinity = sums[i / 2][i % 2 * 2 + e] * rows.scale[i];
         v[e][i] = kPass == Pass::relu ? f.x * positive_part(affinity) : f.y * expf(affinity - f.x);
       }
     }
@@ -261,7 +262,7 @@ GPU_DEVICE void store_rows(const Plan& plan, const Place& at, const Rows<P>& row
       bool writes = row < at.rows;
       GPU_UNROLL
       for (int i = 0; i < kRows; ++i) {
-        float sum = plan.width == 1 ? v[e][i] : v[0][i] + v[1][i];
+        float sum = plan.width == 1 ? choose(e == 0, v[0][i], v[1][i]) : v[0][i] + v[1][i];
         if (plan.width >= 4) sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         if (plan.width >= 8) sum += __shfl_xor_sync(0xffffffffu, sum, 2);
         total[i] = plan.width > 8 ? total[i] + sum : sum;
@@ -292,26 +293,23 @@ GPU_DEVICE void add_statistics(const Params& p, const Plan& plan, const Place& a
   GPU_UNROLL
   for (int n = 0; n < Product::kTiles; ++n) {
     if (n >= tiles) break;
+    float sums[2][4];
+    product.affinities(n, sums);
     GPU_UNROLL
     for (int e = 0; e < 2; ++e) {
       const int column = first_column + 8 * n + 2 * t + e, end = high[column];
       const float2 before = statistics[n][e];
       float affinity[kRows], most = before.x;
-      bool any = false;
       GPU_UNROLL
       for (int i = 0; i < kRows; ++i) {
-        affinity[i] = product.sums[n][i / 2][i % 2 * 2 + e] * rows.scale[i];
-        if (!rows.vector[i] || first + g + 8 * i >= end) continue;
-        most = fmaxf(most, affinity[i]);
-        any = true;
+        affinity[i] = sums[i / 2][i % 2 * 2 + e] * rows.scale[i];
+        if (rows.vector[i] && first + g + 8 * i < end) most = fmaxf(most, affinity[i]);
       }
-      if (any) {
-        float sum = before.y == 0 ? 0 : before.y * expf(before.x - most);
-        GPU_UNROLL
-        for (int i = 0; i < kRows; ++i)
-          if (rows.vector[i] && first + g + 8 * i < end) sum += expf(affinity[i] - most);
-        statistics[n][e] = make_float2(most, sum);
-      }
+      float sum = before.y == 0 ? 0 : before.y * expf(before.x - most);
+      GPU_UNROLL
+      for (int i = 0; i < kRows; ++i)
+        if (rows.vector[i] && first + g + 8 * i < end) sum += expf(affinity[i] - most);
+      statistics[n][e] = make_float2(most, sum);
       if (plan.stored && end > 0) {
         const int row = column / plan.width, query = column % plan.width;
         float* to = plan.scores + ((at.first_row + row) * p.Hq + query) * plan.pools;
@@ -328,8 +326,9 @@ GPU_DEVICE void add_statistics(const Params& p, const Plan& plan, const Place& a
 
 // Merges the statistics of a block's warps. `board` holds a value of every column and warp.
 template <int kTiles>
-GPU_DEVICE void store_statistics(const Params& p, const Plan& plan, const Place& at, int first_column,
-                                 int tiles, float2 (&statistics)[kTiles][2], float2* board) {
+GPU_DEVICE void store_statistics(const Params& p, const Plan& plan, const Place& at,
+                                 int first_column, int tiles, float2 (&statistics)[kTiles][2],
+                                 float2* board) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   GPU_UNROLL
   for (int n = 0; n < kTiles; ++n) {
@@ -371,7 +370,8 @@ __global__ void __launch_bounds__(kScoreThreads, 1) score_pools(const Params p, 
   const Board<Product> board(memory, plan);
   const int paged = start / p.U * p.U;
   for (int i = static_cast<int>(threadIdx.x); paged + i * p.U < end; i += kScoreThreads)
-    board.pages[i] = physical_page(p.page_table + int64_t{at.b} * p.MP, paged / p.U + i, p.MP, p.NP);
+    board.pages[i] =
+        physical_page(p.page_table + int64_t{at.b} * p.MP, paged / p.U + i, p.MP, p.NP);
   fill_queries<T, P, Product>(p, plan, at, board.queries);
   fill_columns<kPass, T>(p, plan, at, candidates, board.factor, board.high);
   __syncthreads();

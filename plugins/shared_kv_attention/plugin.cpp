@@ -35,9 +35,7 @@ struct Kernel {
 
   static void set_device(Params&, const plugin::Device&) {}
   static const char* problem(const Params& p) { return shared_kv_attention::problem(p); }
-  static size_t workspace_bytes(const Params& p) {
-    return shared_kv_attention::workspace_bytes(p);
-  }
+  static size_t workspace_bytes(const Params& p) { return shared_kv_attention::workspace_bytes(p); }
   static cudaError_t launch(Params& p, const plugin::Launch& l) {
     p.attention.workspace = l.workspace, p.attention.stream = l.stream;
     const cudaError_t error = write(p);

@@ -1,5 +1,5 @@
-// SharedKVAttention and SharedKVRead for half activations, INT8 pages and D up to 64 alone: copies of
-// the kernels with faults in them are many, and compiled one by one.
+// SharedKVAttention and SharedKVRead for half activations, INT8 pages and D up to 64 alone: copies
+// of the kernels with faults in them are many, and compiled one by one.
 #include "shared_kv_attention/kernel.cuh"
 
 namespace attention = edgepool::shared_kv_attention;

@@ -56,7 +56,7 @@ INDEX_POOL = [
     barrier("fuse_pools<T>(p, shared, h, pools);\n      ", BLOCK, "", detail="fusion"),
     Fault("page off by one", "place / per_page,", "place / per_page + 1,"),
     Fault("place in a page", "+ place % per_page,", "+ (place + 1) % per_page,"),
-    Fault("stale tail", "token >= total ||", "token >= p.ratio ||"),
+    Fault("stale tail", "token >= total ||", "token > total ||"),
     Fault("stale tail", "closed * p.ratio + slot;", "(closed - 1) * p.ratio + slot;", detail="old"),
     Fault(
         "scale of the wrong token", "gpu::store(scales + slot,", "gpu::store(scales + (slot ^ 1),"
@@ -78,8 +78,9 @@ INDEX_POOL_SELECT = [
     ),
     barrier("scratch.count[i] = 0;\n    ", BLOCK, "", detail="digits"),
     barrier("scratch.equal[warp] = equal;\n  ", BLOCK, "", detail="counts"),
-    barrier("", WARP, "\n    for (int k = 0; k < Chunk<P>", 72, detail="stage"),
-    barrier("    }\n    ", WARP, "\n  }\n  GPU_DEVICE void finish", 72, detail="stage again"),
+    barrier("", WARP, "\n    GPU_NO_UNROLL", 72, detail="stage"),
+    barrier("    }\n    ", WARP, "\n  }\n  GPU_DEVICE void affinities", 72, detail="stage again"),
+    barrier("mem_row_major);\n    ", WARP, "", 72, detail="tile"),
     Fault("page off by one", "paged / p.U + i, p.MP", "paged / p.U + i + 1, p.MP"),
     Fault(
         "wrong tie-break", "tie + __popc(all_equal & below) <", "tie + __popc(all_equal & ~below) <"

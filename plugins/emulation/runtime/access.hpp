@@ -26,9 +26,9 @@ void launch_begins(const void* kernel_function, const void* dynamic, size_t dyna
 void block_begins(uint64_t block_number);
 void block_barrier();
 void warp_barrier(const Lanes&);
-void named_barrier_arrival(int id);      // of the current thread
+void named_barrier_arrival(int id);             // of the current thread
 void named_barrier_departure(int id, Thread&);  // of each that waited, once all have arrived
-void named_barrier_reset(int id);        // after the last departure
+void named_barrier_reset(int id);               // after the last departure
 
 // ---- copies in flight; `code` is an address in the kernel ----
 void copy_starts(const Copy&, const void* code);

@@ -131,8 +131,7 @@ void multiply(Lanes& lanes, const WmmaShape& shape) {
       for (int column = 0; column < shape.n; ++column)
         d[row * shape.n + column] += a[row * shape.k + k] * b[k * shape.n + column];
   for (int l = 0; l < kLanes; ++l)
-    for (int i = 0; i < per_d; ++i)
-      put(lanes.slot<WmmaSlot>(l).d, shape.d, i, d[l * per_d + i]);
+    for (int i = 0; i < per_d; ++i) put(lanes.slot<WmmaSlot>(l).d, shape.d, i, d[l * per_d + i]);
 }
 
 void combine_wmma(Lanes& lanes) {

@@ -11,8 +11,8 @@ namespace {
 
 // Shared memory: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
 constexpr Device kDevices[] = {
-    {72, 8, 96 << 10},   {80, 108, 163 << 10}, {86, 84, 99 << 10},   {87, 16, 163 << 10},
-    {89, 76, 99 << 10},  {90, 132, 227 << 10}, {100, 148, 227 << 10}, {120, 170, 99 << 10},
+    {72, 8, 96 << 10},  {80, 108, 163 << 10}, {86, 84, 99 << 10},    {87, 16, 163 << 10},
+    {89, 76, 99 << 10}, {90, 132, 227 << 10}, {100, 148, 227 << 10}, {120, 170, 99 << 10},
 };
 
 bool parse_schedule(const char* text, Settings& s) {

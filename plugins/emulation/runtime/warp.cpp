@@ -124,8 +124,7 @@ void warp_collective(const Site& site, unsigned mask, void* slot, Combine combin
   Thread& me = *current;
   auto& warp = block.warp[me.id / kLanes];
   const unsigned mine = lane_bit(me);
-  if (!(mask & mine))
-    fail(site, "bad mask", "lane %d is not in its own mask 0x%08x", lane(), mask);
+  if (!(mask & mine)) fail(site, "bad mask", "lane %d is not in its own mask 0x%08x", lane(), mask);
   if (!warp.waiting) {
     warp.mask = mask;
     warp.mixed = false;

@@ -60,8 +60,7 @@ class Expression final : public nvinfer1::IDimensionExpr, public nvinfer1::apiv:
   const Expression *const first_ = nullptr, *const second_ = nullptr;
 };
 
-class ExpressionBuilder final : public nvinfer1::IExprBuilder,
-                                public nvinfer1::apiv::VExprBuilder {
+class ExpressionBuilder final : public nvinfer1::IExprBuilder, public nvinfer1::apiv::VExprBuilder {
  public:
   ExpressionBuilder() { mImpl = this; }
 
@@ -71,8 +70,8 @@ class ExpressionBuilder final : public nvinfer1::IExprBuilder,
     result.nbDims = shape.nbDims;
     for (int i = 0; i < shape.nbDims; ++i) {
       const bool known = !(dynamic >> i & 1);
-      result.d[i] = &made_.emplace_back(
-          known ? Expression::Kind::constant : Expression::Kind::size, shape.d[i]);
+      result.d[i] = &made_.emplace_back(known ? Expression::Kind::constant : Expression::Kind::size,
+                                        shape.d[i]);
     }
     return result;
   }

@@ -30,7 +30,7 @@ constexpr int kSignals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 class Handlers {
  public:
   Handlers() : terminate_(std::set_terminate(on_terminate)) {
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_handler = on_signal;
     action.sa_flags = SA_NODEFER;
     for (int i = 0; i < kCount; ++i) sigaction(kSignals[i], &action, &before_[i]);

@@ -1,6 +1,6 @@
 // Plays TensorRT for a plugin library, with its public headers alone: finds the creators, keeps the
-// log, and calls plugins of either interface as a builder and an execution context do. A C interface
-// for ctypes; host.py says what each function is for.
+// log, and calls plugins of either interface as a builder and an execution context do. A C
+// interface for ctypes; host.py says what each function is for.
 #include <dlfcn.h>
 
 #include <string>
@@ -124,8 +124,8 @@ Plugin* creator_create(const Host* host, int i, const char* layer,
   const Creator& creator = host->creators[i];
   return guarded(static_cast<Plugin*>(nullptr), [&] {
     if (creator.v3)
-      return wrap(creator, creator.v3->createPlugin(
-                               layer, fields, static_cast<nvinfer1::TensorRTPhase>(phase)))
+      return wrap(creator, creator.v3->createPlugin(layer, fields,
+                                                    static_cast<nvinfer1::TensorRTPhase>(phase)))
           .release();
     return wrap(creator, creator.v2->createPlugin(layer, fields)).release();
   });
@@ -163,17 +163,15 @@ int plugin_output_shapes(Plugin* plugin, Dims* out, int outputs, const Dims* in,
     ExpressionBuilder builder;
     std::vector<nvinfer1::DimsExprs> given, made(static_cast<size_t>(outputs));
     for (int i = 0; i < inputs; ++i) given.push_back(builder.sizes(in[i], dynamic[i]));
-    const int status =
-        plugin->output_shapes(made.data(), outputs, given.data(), inputs, builder);
+    const int status = plugin->output_shapes(made.data(), outputs, given.data(), inputs, builder);
     for (int i = 0; i < outputs && !status; ++i) out[i] = builder.evaluate(made[i]);
     return status;
   });
 }
 int plugin_supports(Plugin* plugin, int position, const DynamicPluginTensorDesc* all, int inputs,
                     int outputs) {
-  return guarded(kCrashed, [&]() -> int {
-    return plugin->supports(position, {all, inputs, outputs});
-  });
+  return guarded(kCrashed,
+                 [&]() -> int { return plugin->supports(position, {all, inputs, outputs}); });
 }
 // Every combination of types and formats that the plugin takes, as pairs, one combination after
 // another; how many there are, at most one more than `most`. -1 if an answer depends on what comes

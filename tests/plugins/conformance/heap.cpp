@@ -14,12 +14,8 @@ static bool exhausted() {
 }
 
 void* __wrap_malloc(size_t size) { return exhausted() ? nullptr : std::malloc(size); }
-void* __wrap_calloc(size_t n, size_t size) {
-  return exhausted() ? nullptr : std::calloc(n, size);
-}
-void* __wrap_realloc(void* p, size_t size) {
-  return exhausted() ? nullptr : std::realloc(p, size);
-}
+void* __wrap_calloc(size_t n, size_t size) { return exhausted() ? nullptr : std::calloc(n, size); }
+void* __wrap_realloc(void* p, size_t size) { return exhausted() ? nullptr : std::realloc(p, size); }
 void* __wrap__Znwm(size_t size) {
   if (exhausted()) throw std::bad_alloc();
   return ::operator new(size);

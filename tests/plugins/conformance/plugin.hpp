@@ -41,7 +41,7 @@ class Plugin {
   virtual int shape_change(const PluginTensorDesc*, int inputs, int outputs) = 0;
   virtual int enqueue(const PluginTensorDesc*, int inputs, const void* const* in, void* const* out,
                       void* workspace, cudaStream_t) = 0;
-  virtual std::string serialized() = 0;  // comparable bytes
+  virtual std::string serialized() = 0;             // comparable bytes
   virtual std::unique_ptr<Plugin> recreated() = 0;  // from what it serialises
   virtual std::unique_ptr<Plugin> cloned() = 0;
   virtual std::unique_ptr<Plugin> attached() = 0;  // for an execution context
@@ -140,8 +140,7 @@ class PluginV3 final : public Plugin {
     }
     const nvinfer1::PluginFieldCollection collection{static_cast<int>(copies.size()),
                                                      copies.data()};
-    return wrap(
-        creator_.createPlugin("layer", &collection, nvinfer1::TensorRTPhase::kRUNTIME));
+    return wrap(creator_.createPlugin("layer", &collection, nvinfer1::TensorRTPhase::kRUNTIME));
   }
   std::unique_ptr<Plugin> cloned() override { return wrap(plugin_->clone()); }
   std::unique_ptr<Plugin> attached() override {
@@ -158,7 +157,8 @@ class PluginV3 final : public Plugin {
     return static_cast<T*>(plugin_->getCapabilityInterface(type));
   }
   std::unique_ptr<Plugin> wrap(nvinfer1::IPluginV3* plugin) {
-    return plugin && plugin != plugin_.get() ? std::make_unique<PluginV3>(creator_, plugin) : nullptr;
+    return plugin && plugin != plugin_.get() ? std::make_unique<PluginV3>(creator_, plugin)
+                                             : nullptr;
   }
   std::vector<nvinfer1::PluginField> fields() {
     const nvinfer1::PluginFieldCollection* all = runtime_->getFieldsToSerialize();
@@ -195,8 +195,7 @@ class PluginV2 final : public Plugin {
   }
   int output_shapes(nvinfer1::DimsExprs* out, int outputs, const nvinfer1::DimsExprs* in,
                     int inputs, nvinfer1::IExprBuilder& builder) override {
-    for (int i = 0; i < outputs; ++i)
-      out[i] = plugin_->getOutputDimensions(i, in, inputs, builder);
+    for (int i = 0; i < outputs; ++i) out[i] = plugin_->getOutputDimensions(i, in, inputs, builder);
     return 0;
   }
   bool supports(int position, const Tensors& t) override {

@@ -1,5 +1,5 @@
-// Runs recorded cases through the plugins of a library, where there is no Python: under qemu-user, or
-// on a board. tests/plugins/test_aarch64.py records and judges.
+// Runs recorded cases through the plugins of a library, where there is no Python: under qemu-user,
+// or on a board. tests/plugins/test_aarch64.py records and judges.
 //
 //   replay LIBRARY ENTRY                  prints the operators that it has
 //   replay LIBRARY ENTRY CASES RESULTS    runs them, and writes each one's outputs
@@ -41,8 +41,8 @@ struct Cuda {
   explicit Cuda(void* library)
       : allocate(symbol<cudaError_t(void**, size_t)>(library, "cudaMalloc")),
         release(symbol<cudaError_t(void*)>(library, "cudaFree")),
-        copy(symbol<cudaError_t(void*, const void*, size_t, cudaMemcpyKind)>(library,
-                                                                             "cudaMemcpy")),
+        copy(
+            symbol<cudaError_t(void*, const void*, size_t, cudaMemcpyKind)>(library, "cudaMemcpy")),
         imitate(symbol<int(int)>(library, "emulation_set_architecture")) {}
 };
 
@@ -52,9 +52,7 @@ struct Tensor {
   void* memory = nullptr;
   bool own = false;
 
-  void give(const Cuda& cuda) {
-    own = cuda.allocate(&memory, size) == cudaSuccess;
-  }
+  void give(const Cuda& cuda) { own = cuda.allocate(&memory, size) == cudaSuccess; }
 };
 
 Tensor read_tensor(Reader& from) {

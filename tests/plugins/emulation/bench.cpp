@@ -50,8 +50,8 @@ int main() {
   constexpr double kEach = static_cast<double>(kThreads) * kRounds;
   DeviceArray<int> in(kThreads, 1), out(kThreads, 0);
   DeviceArray<float> x(kMany, 1.f), y(kMany, 0.f);
-  const double thread = nanoseconds(
-      [&] { gpu::launch(scale, kMany / 256, 256, 0, nullptr, x, y, kMany); });
+  const double thread =
+      nanoseconds([&] { gpu::launch(scale, kMany / 256, 256, 0, nullptr, x, y, kMany); });
   const double barrier =
       nanoseconds([&] { gpu::launch(barriers, 1, kThreads, 0, nullptr, out, kRounds); });
   const double shuffle =

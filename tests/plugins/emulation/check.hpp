@@ -12,12 +12,12 @@
 
 inline int failures = 0;
 
-#define CHECK(condition)                                                     \
-  do {                                                                       \
-    if (!(condition)) {                                                      \
-      ++failures;                                                            \
+#define CHECK(condition)                                                    \
+  do {                                                                      \
+    if (!(condition)) {                                                     \
+      ++failures;                                                           \
       std::printf("%s:%d: not true: %s\n", __FILE__, __LINE__, #condition); \
-    }                                                                        \
+    }                                                                       \
   } while (0)
 
 // Device memory that is filled and read as on a real device.

@@ -32,8 +32,7 @@ void test_places() {
   DeviceArray<int> out(2 * 3 * 4 * 5 * 3 * 2);
   run(places, dim3(2, 3, 4), dim3(5, 3, 2), 0, out);
   const Ints got = out.host();
-  for (size_t i = 0; i < got.size(); ++i)
-    CHECK(got[i] == static_cast<int>(i / 30 * 1000 + i % 30));
+  for (size_t i = 0; i < got.size(); ++i) CHECK(got[i] == static_cast<int>(i / 30 * 1000 + i % 30));
 }
 
 void test_shuffles() {

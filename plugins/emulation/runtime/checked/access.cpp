@@ -1,7 +1,5 @@
 // The runtime that watches every access of kernels compiled with -fsanitize=thread (for the
 // calls that puts before each access; the sanitizer's own library is not linked).
-#include "watch.hpp"
-
 #include <dlfcn.h>
 #include <link.h>
 #include <sys/mman.h>
@@ -16,6 +14,7 @@
 #include "../fault.hpp"
 #include "order.hpp"
 #include "shadow.hpp"
+#include "watch.hpp"
 
 namespace emulation {
 namespace {
@@ -120,10 +119,10 @@ std::string where(const Region& region, uintptr_t address) {
 std::string who(const Stamp& past, Access access) {
   const void* code = places.code(past.site);
   const SourceLine at = code ? source_line(code) : SourceLine{"?", "an unknown place", 0};
-  const std::string by = order::in_this_block(past)
-                             ? text("thread %u", static_cast<unsigned>(past.thread))
-                             : text("block %llu of the grid",
-                                    static_cast<unsigned long long>(order::block_of(past)));
+  const std::string by =
+      order::in_this_block(past)
+          ? text("thread %u", static_cast<unsigned>(past.thread))
+          : text("block %llu of the grid", static_cast<unsigned long long>(order::block_of(past)));
   return text("%s at %s:%d by %s", verb(access), at.file.c_str(), at.line, by.c_str());
 }
 
@@ -178,8 +177,7 @@ void note(const Region& region, Cell& cell, const Stamp& mine, Access access) {
   cell.read = cell.other_read = {};
 }
 
-void check(const Region& region, uintptr_t address, size_t bytes, Access access,
-           const void* code) {
+void check(const Region& region, uintptr_t address, size_t bytes, Access access, const void* code) {
   const auto subject = [&] {
     return text("%s of %zu bytes in ", verb(access), bytes) + where(region, address);
   };
@@ -194,9 +192,8 @@ void check(const Region& region, uintptr_t address, size_t bytes, Access access,
     if (bounded && state == kOutside)
       return complain("out of bounds", code, [&] { return subject(); });
     if (state == kInFlight)
-      return complain("copy in flight", code, [&] {
-        return subject() + ", where a cp.async has not been waited for";
-      });
+      return complain("copy in flight", code,
+                      [&] { return subject() + ", where a cp.async has not been waited for"; });
     if (access != Access::store && unwritten(region, cell, state)) {
       complain("uninitialised read", code, [&] {
         return subject() + (region.is_shared ? ", not written by this block" : ", never written");

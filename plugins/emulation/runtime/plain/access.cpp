@@ -1,10 +1,11 @@
 // The runtime that watches no access. Memory comes from malloc, so that AddressSanitizer's does.
+#include "../access.hpp"
+
 #include <cstdlib>
 #include <cstring>
 #include <map>
 
 #include "../../control.h"
-#include "../access.hpp"
 #include "../fault.hpp"
 
 namespace emulation {
