@@ -114,12 +114,12 @@ def run(ready: Ready, prompt: str, chat: bool, max_new_tokens: int, json: bool) 
     from ..runtime.source import Source, tokenizer_of
     from .run_command import complete, encoded, prompt_text
 
-    source = Source(ready.bundle.config, tokenizer_of(ready.bundle), lambda _: ready.session)
+    graph = "model.int8.onnx" if ready.choice.precision == "int8" else "model.onnx"
+    tokenizer = tokenizer_of(ready.bundle)
+    source = Source(ready.bundle.config, tokenizer, lambda _: ready.session, graph)
     prompt_ids = encoded(source, prompt_text(prompt), chat)
     check_prompt(prompt_ids, ready.session.capacity)
-    complete(
-        ready.session, source.tokenizer, prompt_ids, GREEDY, max_new_tokens, stop=(), json=json
-    )
+    complete(ready.session, source, prompt_ids, GREEDY, max_new_tokens, stop=(), json=json)
 
 
 def bench(ready: Ready, json: bool) -> None:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from ..runtime.sampling import Sampling
     from ..runtime.session import Session
     from ..runtime.source import Source
-    from ..runtime.tokenizer import Tokenizer
 
 
 def command(
@@ -38,6 +37,7 @@ def command(
         False, "--trust-engine", help="Run an engine that you did not build yourself (trt)."
     ),
     device: str = typer.Option("cpu", help="cpu or cuda (ort)."),
+    int8: bool = typer.Option(False, "--int8", help="Run the bundle's model.int8.onnx (ort)."),
     temperature: float = typer.Option(0.0, min=0, help="0 takes the most likely token."),
     top_k: int = typer.Option(0, min=0, help="Sample from the k most likely tokens; 0: all."),
     top_p: float = typer.Option(1.0, help="Sample from the most likely tokens of this sum."),
@@ -53,6 +53,7 @@ def command(
     Examples:
       edgepool run --prompt "The capital of France is" --max-new-tokens 32
       edgepool run --chat --prompt "Why is the sky blue?" --temperature 0.7 --seed 1
+      edgepool run --int8 --prompt "The capital of France is"
       edgepool run model.pt --prompt - < story.txt
     """
     from ..runtime.generate import check_prompt
@@ -65,12 +66,12 @@ def command(
         raise BadInput("--system needs --chat")
     sampling = Sampling(temperature, top_k, top_p, repetition_penalty, seed)
     text = prompt_text(prompt)
-    source = open_source(bundle, backend, threads, device, trust_engine)
+    source = open_source(bundle, backend, threads, device, trust_engine, int8)
     prompt_ids = encoded(source, text, chat, system)
     check_prompt(prompt_ids, source.config.max_context)
     capacity = min(source.config.max_context, len(prompt_ids) + max_new_tokens)
     with contextlib.closing(source.open_session(capacity)) as session:
-        complete(session, source.tokenizer, prompt_ids, sampling, max_new_tokens, stop or (), json)
+        complete(session, source, prompt_ids, sampling, max_new_tokens, stop or (), json)
 
 
 def encoded(source: Source, text: str, chat: bool, system: Optional[str] = None) -> List[int]:
@@ -83,7 +84,7 @@ def encoded(source: Source, text: str, chat: bool, system: Optional[str] = None)
 
 def complete(
     session: Session,
-    tokenizer: Tokenizer,
+    source: Source,
     prompt_ids: List[int],
     sampling: Sampling,
     max_new_tokens: int,
@@ -96,7 +97,7 @@ def complete(
     with _prefill_progress(len(prompt_ids), session.chunk) as report:
         run = generate(
             session,
-            tokenizer,
+            source.tokenizer,
             prompt_ids,
             sampling,
             max_new_tokens,
@@ -105,10 +106,10 @@ def complete(
             report=report,
         )
     if json:
-        console.print_json(_record(run, session.cache_bytes))
+        console.print_json(_record(run, source.file, session.cache_bytes))
         return
     print(flush=True)
-    _note_figures(run, session.cache_bytes)
+    _note_figures(run, source.file, session.cache_bytes)
 
 
 def prompt_text(prompt: str) -> str:
@@ -135,8 +136,9 @@ def _print_piece(text: str) -> None:
     sys.stdout.flush()
 
 
-def _record(run: Completion, cache_bytes: int) -> Dict[str, Any]:
+def _record(run: Completion, file: str, cache_bytes: int) -> Dict[str, Any]:
     return {
+        "ran": file,
         "text": run.text,
         "token_ids": run.token_ids,
         "finish_reason": run.finish_reason,
@@ -149,11 +151,12 @@ def _record(run: Completion, cache_bytes: int) -> Dict[str, Any]:
     }
 
 
-def _note_figures(run: Completion, cache_bytes: int) -> None:
+def _note_figures(run: Completion, file: str, cache_bytes: int) -> None:
     decode = run.decode_tokens_per_s
     console.note(
-        "prompt %d tokens, %.1f per second; completion %d tokens%s; cache %s; %.1f %% attended"
+        "%s: prompt %d tokens, %.1f per second; completion %d tokens%s; cache %s; %.1f %% attended"
         % (
+            file,
             run.prompt_tokens,
             run.prefill_tokens_per_s,
             len(run.token_ids),

@@ -20,11 +20,12 @@ BY_SPEED = ("int8", "fp16", "fp32")
 
 @dataclass(frozen=True)
 class Usable:
-    """A serialised engine, the TensorRT for it, and its record."""
+    """A serialised engine, the TensorRT for it, its record, and its name (`rtx-int8`)."""
 
     engine: bytes
     api: tensorrt_api.Api
     record: Dict[str, Any]
+    name: str
 
 
 def find_usable(bundle: Bundle, trusted: bool = False) -> Usable:
@@ -50,7 +51,7 @@ def find_usable(bundle: Bundle, trusted: bool = False) -> Usable:
             if key["plugins"]:
                 library = installed()
                 tensorrt_api.load_plugins(api, Path(str(library)))
-            return Usable(store.load(root, name, key, trusted), api, record)
+            return Usable(store.load(root, name, key, trusted), api, record, name)
         refused.append("%s: %s" % (root / name / store.ENGINE, reason))
     raise GateFailed("%s: run `edgepool build-engine` again" % refused[0])
 

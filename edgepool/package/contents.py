@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Dict, List, Optional, Tuple
 
 from .. import __version__
 from ..bundle import MANIFEST, Bundle, manifest_bytes
 from ..docker_args import build_args, command_line
+from ..engine.graphs import FILES
 from ..errors import BadInput
 from ..onnxfile import external_locations
 from ..plugin_library import NAME as PLUGIN_LIBRARY
@@ -113,6 +114,8 @@ def files_of(bundle: Bundle, target: Target, made: Path) -> Dict[str, Path]:
     else:
         graphs.append(int8)
         quantization = {**quantization, "model": int8, "variants": {target.name: int8}}
+    half = PurePosixPath(graphs[0]).with_name(FILES["fp16"]).as_posix()
+    graphs += [half] if half in manifest["files"] else []
     graph = shared_graph(bundle.model_path, variant, graphs[0])
     if graph is None:
         graphs.append("model.onnx")

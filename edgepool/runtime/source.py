@@ -16,17 +16,21 @@ from . import chat
 from .session import Session
 from .tokenizer import Tokenizer
 
+INT8 = "model.int8.onnx"
+
 
 @dataclass
 class Source:
     """A model that is ready to be run.
 
-    open_session(capacity) loads it for one sequence of that many tokens.
+    open_session(capacity) loads it for one sequence of that many tokens; file: what is run, by its
+    name in the bundle.
     """
 
     config: ModelConfig
     tokenizer: Tokenizer
     open_session: Callable[[int], Session]
+    file: str
 
     def encode(self, prompt: str) -> List[int]:
         return self.tokenizer.encode(prompt)
@@ -51,15 +55,22 @@ def open_source(
     threads: int = 0,
     device: str = "cpu",
     trust_engine: bool = False,
+    int8: bool = False,
 ) -> Source:
     """Open a bundle folder or a `model.pt`; nothing heavy is loaded before `open_session`.
 
     backend  `ort`, `torch`, `trt`, or None for what the path calls for. With `torch`, a bundle
              stands for the `model.pt` beside it that it was exported from.
     trust_engine  with `trt`, also load an engine that was not built by this user
+    int8     the bundle's model.int8.onnx in place of model.onnx, with ONNX Runtime
     Raises BadInput for a path that is neither, and for a bundle whose files are not those that were
     exported: their sha256 is checked every time, which costs about as much as reading them.
     """
+    if int8 and (backend in ("torch", "trt") or path.suffix == ".pt"):
+        raise BadInput(
+            "--int8: ONNX Runtime runs a bundle's %s: name a bundle, without --backend (trt takes "
+            "the fastest engine that there is)" % INT8
+        )
     if path.suffix == ".pt" or path.is_file():
         if backend in ("ort", "trt"):
             name = "ONNX Runtime" if backend == "ort" else "TensorRT"
@@ -69,7 +80,7 @@ def open_source(
     if backend == "trt":
         return _engine_source(bundle, trust_engine)
     if backend != "torch":
-        return _bundle_source(bundle, threads, device)
+        return _bundle_source(bundle, threads, device, int8)
     exported_from = path.parent / "model.pt"
     if not exported_from.exists():
         raise BadInput(
@@ -79,16 +90,21 @@ def open_source(
     return _checkpoint_source(exported_from, threads, bundle)
 
 
-def _bundle_source(bundle: Bundle, threads: int, device: str) -> Source:
+def _bundle_source(bundle: Bundle, threads: int, device: str, int8: bool) -> Source:
     from . import ort_session
 
-    _verify_used(bundle)
+    name = INT8 if int8 else "model.onnx"
+    if name not in bundle.manifest["files"]:
+        raise BadInput("%s: it has no %s: `edgepool quantize` makes one" % (bundle.path, name))
+    graph, config = bundle.file(name), bundle.config_of("int8" if int8 else "")
+    _verify_used(bundle, graph)
     return Source(
-        bundle.config,
+        config,
         tokenizer_of(bundle),
         lambda capacity: ort_session.open_session(
-            bundle.model_path, bundle.config, capacity=capacity, threads=threads, device=device
+            graph, config, capacity=capacity, threads=threads, device=device
         ),
+        name,
     )
 
 
@@ -96,17 +112,16 @@ def _engine_source(bundle: Bundle, trust_engine: bool) -> Source:
     from ..engine.usable import find_usable
     from . import device_memory, trt_session
 
-    _verify_used(bundle)
+    _verify_used(bundle, bundle.model_path)
     usable = find_usable(bundle, trust_engine)
     trt, in_place = usable.api.trt, bool(usable.record["in_place"])
+    config = bundle.config_of(str(usable.record["key"]["precision"]))
 
     def open_session(capacity: int) -> Session:
         device = device_memory.open_device()
-        return trt_session.open_session(
-            usable.engine, trt, device, bundle.config, in_place, capacity
-        )
+        return trt_session.open_session(usable.engine, trt, device, config, in_place, capacity)
 
-    return Source(bundle.config, tokenizer_of(bundle), open_session)
+    return Source(config, tokenizer_of(bundle), open_session, usable.name)
 
 
 def tokenizer_of(bundle: Bundle) -> Tokenizer:
@@ -117,10 +132,10 @@ def tokenizer_of(bundle: Bundle) -> Tokenizer:
     return Tokenizer(text, bundle.config, str(bundle.tokenizer_path))
 
 
-def _verify_used(bundle: Bundle) -> None:
+def _verify_used(bundle: Bundle, graph: Path) -> None:
     """Compare the sha256 of what this run reads: not of the graphs for other targets."""
-    names = {bundle.model_path.name, "tokenizer.json"}
-    names.update(map(os.path.normpath, external_locations(str(bundle.model_path))))
+    names = {graph.name, "tokenizer.json"}
+    names.update(map(os.path.normpath, external_locations(str(graph))))
     used = {name: r for name, r in bundle.manifest["files"].items() if name in names}
     Bundle(bundle.path, {**bundle.manifest, "files": used}, bundle.config).verify()
 
@@ -143,4 +158,5 @@ def _checkpoint_source(path: Path, threads: int, bundle: Optional[Bundle] = None
         checkpoint.config,
         Tokenizer(checkpoint.tokenizer, checkpoint.config, str(path)),
         lambda capacity: torch_session.open_session(checkpoint, capacity=capacity, threads=threads),
+        path.name,
     )

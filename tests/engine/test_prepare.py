@@ -13,11 +13,16 @@ import pytest
 from edgepool.bundle import Bundle, write_manifest
 from edgepool.cli.main import main
 from edgepool.engine import gpu, prepare
-from edgepool.engine.graphs import FILES
+from edgepool.engine.graphs import FILES, graph_of
+from edgepool.engine.prepare import complete
+from edgepool.package.contents import package
+from edgepool.package.extract import extract
+from edgepool.progress import silent
 from edgepool.quantize import gate
 from edgepool.quantize.calibrate import Options as Calibration
 from edgepool.quantize.calibrate import calibrate
 from edgepool.quantize.quantize import quantize_bundle
+from edgepool.targets import find_target
 from tests.exporter.conftest import exported
 from tests.exporter.models import SPARSE, config
 from tests.test_board_side import EXTRAS
@@ -156,6 +161,44 @@ def test_a_gpu_that_rtx_lacks_is_refused_before_anything_is_made(
     )
     assert "has no compute capability" in capfd.readouterr().err
     assert (bundle / "manifest.json").read_bytes() == before
+
+
+def test_run_takes_the_int8_graph_when_asked_to(
+    prepared: Path, plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(shutil.copytree(prepared, tmp_path / "edgepool-bundle"))
+    command = ["run", str(path), "--prompt", "Once upon", "--max-new-tokens", "4", "--json"]
+    ran = []
+    for option in ([], ["--int8"]):
+        assert main([*command, *option]) == 0
+        ran.append(json.loads(capsys.readouterr().out))
+    assert [record["ran"] for record in ran] == ["model.onnx", INT8]
+    assert ran[1]["cache_bytes"] < 0.5 * ran[0]["cache_bytes"]  # INT8 pages
+    assert main([*command[:-1], "--int8"]) == 0
+    assert capsys.readouterr().err.startswith(f"{INT8}: prompt 9 tokens")
+    data = bytearray((path / INT8).read_bytes())
+    data[len(data) // 2] ^= 1
+    (path / INT8).write_bytes(data)
+    assert main(command) == 0
+    assert main([*command, "--int8"]) == 2
+    assert f"{INT8}: its sha256" in capsys.readouterr().err
+    for options, words in (
+        ([str(plain), "--int8"], f"it has no {INT8}: `edgepool quantize` makes one"),
+        ([str(path), "--int8", "--backend", "trt"], "trt takes the fastest engine"),
+    ):
+        assert main(["run", "--prompt", "x", *options]) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_a_package_holds_the_graphs_that_were_made(prepared: Path, tmp_path: Path) -> None:
+    listing = package(Bundle.open(prepared), find_target(XAVIER), tmp_path / "p.tar")
+    names = {member.name for member in listing.members}
+    assert {f"bundle/variants/{XAVIER}/{name}" for name in FILES.values()} <= names
+    extract(tmp_path / "p.tar", tmp_path / "board")
+    unpacked = Bundle.open(tmp_path / "board" / "bundle")
+    for precision in FILES:
+        complete(unpacked, find_target(XAVIER), precision, "tensorrt", silent, print)
+        graph_of(unpacked, find_target(XAVIER), precision, "tensorrt")
 
 
 # ------------------------------------------------------------------------------------ boards

@@ -40,7 +40,7 @@ def test_text_on_stdout_and_figures_on_stderr(
     assert code == 0
     record = run_json(capsys, model_pt, "--prompt", PROMPT, "--max-new-tokens", "8")
     assert out == record["text"] + "\n"
-    assert err.startswith("prompt 43 tokens, ")
+    assert err.startswith("model.pt: prompt 43 tokens, ")
     assert "completion 8 tokens, " in err
     assert "% attended" in err
 
@@ -48,6 +48,7 @@ def test_text_on_stdout_and_figures_on_stderr(
 def test_json_record(capsys: pytest.CaptureFixture[str], model_pt: str) -> None:
     record = run_json(capsys, model_pt, "--prompt", PROMPT, "--max-new-tokens", "8")
     assert set(record) == {
+        "ran",
         "text",
         "token_ids",
         "finish_reason",
@@ -122,6 +123,7 @@ def test_chat(capsys: pytest.CaptureFixture[str], model_pt: str) -> None:
         (["--prompt", "x", "--top-p", "0"], "top_p: 0.0 is not above 0"),
         (["--prompt", "x", "--max-new-tokens", "0"], "--max-new-tokens"),
         (["--prompt", "x", "--stop", ""], "empty stop string"),
+        (["--prompt", "x", "--int8"], "--int8: ONNX Runtime runs a bundle's model.int8.onnx"),
         ([], "--prompt"),
     ],
 )

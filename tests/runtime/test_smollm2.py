@@ -39,7 +39,7 @@ def smollm2(smollm2_gguf: Path) -> Source:
     def no_session(capacity: int) -> None:
         raise AssertionError("the weights are not needed here")
 
-    return Source(config, Tokenizer(found.tokenizer, config, "gguf"), no_session)
+    return Source(config, Tokenizer(found.tokenizer, config, "gguf"), no_session, "gguf")
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import onnx
 import pytest
 
 from edgepool.bundle import FORMAT, VERSION, write_manifest
@@ -96,7 +97,10 @@ def test_a_graph_for_another_target_is_not_read(bundle: Path) -> None:
 
 
 def test_external_data_is_checked(bundle: Path) -> None:
-    (bundle / "model.onnx.data").write_bytes(b"weights")
+    graph = bundle / "model.onnx"
+    model = onnx.load(graph)
+    where = {"location": "model.onnx.data", "size_threshold": 0}
+    onnx.save(model, graph, save_as_external_data=True, **where)
     write_manifest(bundle, json.loads((bundle / "manifest.json").read_text()))
     flip(bundle / "model.onnx.data", 0)
     with pytest.raises(BadInput, match=r"model.onnx.data.*sha256"):
