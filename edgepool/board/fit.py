@@ -1,4 +1,4 @@
-"""Does it fit? If not: what to ask less of, or, with `--adapt`, the first smaller choice that does.
+"""Does it fit? If not: what to ask less of, or, with `--adapt`, smaller choices that do.
 
 FP16 -> INT8 -> shorter context -> smaller batch. The sizes are those of `edgepool plan`.
 """
@@ -66,31 +66,34 @@ class Model:
         return memory(config, self.target, precision, choice.context, choice.batch)
 
 
-def settle(
+def fitting(
     model: Model, wish: Choice, room_for: Callable[[Choice], Room], adapt: bool, say: Say
-) -> Choice:
-    """The wish if it fits; with adapt, the first of `smaller` that does, each one said.
+) -> Iterator[Choice]:
+    """The wish if it fits; with adapt, then every one of `smaller` that does, for a caller to whom
+    the first was still too large. room_for(choice) is what can be used for it.
 
-    room_for(choice) says what can be used for it. Raises MissingRequirement that says what to
-    change.
+    say is told what does not fit, and what comes next.
     """
+    ladder = [wish, *(smaller(model, wish) if adapt else ())]
+    for choice, following in zip(ladder, [*ladder[1:], None]):
+        room = room_for(choice)
+        if room.holds(model.needs(choice)):
+            yield choice
+        elif following is not None:
+            say("%s: trying %s" % (too_much(model, choice, room), following))
 
-    def fits(choice: Choice) -> bool:
-        return room_for(choice).holds(model.needs(choice))
 
-    if fits(wish):
-        return wish
-    tried = wish
-    for choice in smaller(model, wish) if adapt else ():
-        say("%s: taking %s" % (too_much(model, tried, room_for(tried)), choice))
-        if fits(choice):
-            return choice
-        tried = choice
-    room = room_for(tried)
+def nothing_fits(
+    model: Model, wish: Choice, room_for: Callable[[Choice], Room], adapt: bool
+) -> MissingRequirement:
+    """The error that says what to change."""
+    least = list(smaller(model, wish))[-1:] if adapt else []
+    choice = least[0] if least else wish
+    room = room_for(choice)
     ways = ["close other programs", "stop the desktop (sudo init 3)"]
     if not adapt:
         ways += [*_less(model, wish, room), "let --adapt choose"]
-    raise MissingRequirement("%s: %s" % (too_much(model, tried, room), ", or ".join(ways)))
+    return MissingRequirement("%s: %s" % (too_much(model, choice, room), ", or ".join(ways)))
 
 
 def smaller(model: Model, wish: Choice) -> Iterator[Choice]:

@@ -19,7 +19,8 @@ from . import console
 from . import main as edgepool
 
 if TYPE_CHECKING:
-    from ..board.ready import Ready, Wish
+    from ..board.ready import Ready
+    from ..board.wish import Wish
     from ..engine.line import Line
 
 NAME = "edgepool-entrypoint"
@@ -77,7 +78,7 @@ def command(
     if job == "run" and batch != 1:
         raise BadInput("--batch %d: `run` writes one text" % batch)
 
-    from ..board.ready import Wish
+    from ..board.wish import Wish
 
     wish = Wish(bundle, backend, precision, context, batch, adapt, threads)
     if job == "check":

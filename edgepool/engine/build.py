@@ -30,16 +30,20 @@ from ..errors import BadInput, EdgepoolError, GateFailed, MissingRequirement
 from ..progress import Report, silent
 from ..targets import Target, find_target, load_targets
 from . import gpu, memory, store, tensorrt_api
-from .builder import Request
+from .builder import OUT_OF_MEMORY, Request
 from .graphs import Graph, flag, graph_name, graph_of
 from .prepare import Say, complete
 from .profiles import Limits, profiles
 
-KILLED = (-9, 137)
+KILLED = (-9, 137, OUT_OF_MEMORY)
 FORMS = {
     "rtx": "tensorrt-rtx, portable bodies, no plugins",
     "tensorrt": "tensorrt, edgepool's plugins",
 }
+
+
+class Killed(MissingRequirement):
+    """The build ended because memory ran out."""
 
 
 @dataclass(frozen=True)
@@ -305,8 +309,8 @@ def failure(answer: Dict[str, Any], code: int) -> EdgepoolError:
         kind = next(k for k in kinds if k.exit_code == answer["error"]["code"])
         return kind(answer["error"]["message"])
     if code in KILLED:
-        return MissingRequirement(
-            "the build was killed, which Linux does when memory runs out: close other programs, or "
+        return Killed(
+            "the build was ended, as Linux does when memory runs out: close other programs, or "
             "ask for less (--max-kv-tokens, --max-input-len, --workspace, --int8)"
         )
     return GateFailed(

@@ -24,6 +24,7 @@ from . import tensorrt_api
 from .profiles import Profile, shape_of
 from .tensorrt_api import Api
 
+OUT_OF_MEMORY = 12  # exit code: what was asked for was refused, and Linux killed nothing
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -167,11 +168,16 @@ def main() -> int:
     except EdgepoolError as failure:
         say(error={"code": failure.exit_code, "message": str(failure)})
         return failure.exit_code
+    except OSError as failure:
+        if failure.filename is None or failure.strerror is None:
+            raise
+        text = "%s: %s" % (failure.filename, failure.strerror.lower())
+        say(error={"code": BadInput.exit_code, "message": text})
+        return BadInput.exit_code
     except Exception as failure:
         if not out_of_memory(failure):
             raise
-        say(error={"code": 3, "message": "out of memory while building"})
-        return 3
+        return OUT_OF_MEMORY
 
 
 def die_with_parent() -> None:

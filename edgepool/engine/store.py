@@ -44,6 +44,11 @@ def root_for(bundle: Bundle) -> Path:
     """The folder for a bundle's engines."""
     if os.access(str(bundle.path), os.W_OK):
         return bundle.path / "engines"
+    return cached_root(bundle)
+
+
+def cached_root(bundle: Bundle) -> Path:
+    """The folder for them in the user's cache."""
     return cache_folder() / "engines" / str(bundle.manifest["digest"])[:16]
 
 

@@ -162,12 +162,20 @@ def set_compute_capabilities(api: Api, config: Any, wanted: Tuple[int, ...]) -> 
 
 
 def load_plugins(api: Api, library: Path) -> None:
-    """Register the plugins of a library."""
+    """Register the plugins of a library; raises MissingRequirement for one that does not load."""
     registry = api.trt.get_plugin_registry()
-    if hasattr(registry, "load_library"):
-        registry.load_library(str(library))
-    else:  # 8.5: the library registers its creators as it is loaded
-        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    why = "%s refuses it" % api.name
+    try:
+        if hasattr(registry, "load_library"):
+            loaded = registry.load_library(str(library))
+        else:  # 8.5: the library registers its creators as it is loaded
+            loaded = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        loaded, why = None, str(error)
+    if loaded is None:
+        raise MissingRequirement(
+            "%s: cannot be loaded: %s: run `edgepool build-plugins` again" % (library, why)
+        )
 
 
 def watch_progress(api: Api, config: Any, report: Report) -> None:

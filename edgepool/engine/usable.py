@@ -10,7 +10,6 @@ from .. import files
 from ..bundle import Bundle
 from ..errors import BadInput, GateFailed, MissingRequirement
 from ..plugin_library import installed
-from ..resources import cache_folder
 from ..targets import find_target
 from . import gpu, store, tensorrt_api
 from .graphs import source, weights_digest
@@ -59,8 +58,7 @@ def find_usable(bundle: Bundle, trusted: bool = False) -> Usable:
 def engines(bundle: Bundle) -> List[Tuple[Path, str, Dict[str, Any]]]:
     """Root, name and record of every engine of a bundle, the fastest precision first."""
     found = []
-    cached = cache_folder() / "engines" / str(bundle.manifest["digest"])[:16]
-    for root in (bundle.path / "engines", cached):
+    for root in (bundle.path / "engines", store.cached_root(bundle)):
         for path in sorted(root.glob("*/" + store.RECORD)):
             record = store.read(root, path.parent.name)
             if record is not None and record["key"].get("precision") in BY_SPEED:

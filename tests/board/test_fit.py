@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgepool.board.fit import Choice, Model, Room, settle, smaller
+from edgepool.board.fit import Choice, Model, Room, fitting, nothing_fits, smaller
 from edgepool.engine.memory import GIB
 from edgepool.errors import MissingRequirement
 from edgepool.model.presets import PRESETS
@@ -21,7 +21,10 @@ WISH = Choice("fp16", CONFIG.max_context, 4)
 def settled(free: float, adapt: bool = True, wish: Choice = WISH) -> tuple[Choice, list[str]]:
     said: list[str] = []
     room = Room(int(free * GIB), int(free * GIB))
-    return settle(BOTH, wish, lambda _: room, adapt, said.append), said
+    choice = next(fitting(BOTH, wish, lambda _: room, adapt, said.append), None)
+    if choice is None:
+        raise nothing_fits(BOTH, wish, lambda _: room, adapt)
+    return choice, said
 
 
 def test_the_order_is_int8_then_context_then_batch() -> None:
@@ -54,9 +57,17 @@ def test_the_first_that_fits_is_taken_and_every_step_is_said(free: float) -> Non
         return
     choice, said = settled(free)
     assert choice == expected
-    assert [text.split(": taking ")[1] for text in said] == [
+    assert [text.split(": trying ")[1] for text in said] == [
         str(step) for step in ladder[1 : ladder.index(expected) + 1]
     ]
+
+
+def test_a_caller_can_come_back_for_a_smaller_choice() -> None:
+    """As it does when a build was ended all the same."""
+    room = Room(1000 * GIB, 1000 * GIB)
+    every = list(fitting(BOTH, WISH, lambda _: room, True, lambda text: None))
+    assert every == [WISH, *smaller(BOTH, WISH)]
+    assert list(fitting(BOTH, WISH, lambda _: room, False, lambda text: None)) == [WISH]
 
 
 def test_an_engine_that_is_there_needs_no_room_to_build() -> None:

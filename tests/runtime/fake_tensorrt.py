@@ -357,7 +357,7 @@ def imitation(gpu: Gpu, version: str, in_place: bool = True, seconds: float = 0.
     registered: list[str] = []
     registry = SimpleNamespace()
     if new:
-        registry.load_library = lambda plugin_path: registered.append(plugin_path)
+        registry.load_library = lambda plugin_path: registered.append(plugin_path) or object()
     else:
         registered.append("by ctypes")
 
