@@ -18,8 +18,10 @@ from ..errors import BadInput
 from ..progress import Report
 from ..runtime.session import Session
 
-EXACT = 1e-2  # largest |difference| of a logit in FP32, sums in another order
-ROUNDED = 0.25  # with 10 bits of mantissa: FP16, and TF32, which TensorRT takes for FP32
+# How far a logit may be from PyTorch's, as a part of the size (rms) of PyTorch's best logits.
+EXACT = 1e-3  # FP32, with sums in another order
+ROUNDED = 2e-2  # ten bits of mantissa: FP16, and TF32, which TensorRT takes for FP32
+MOST = 0.25  # whatever their size, as `export` has it for float16
 # The index may choose another of two blocks that score nearly the same, which moves the logits of
 # the tokens after it.
 LEAST_WITHIN, LEAST_AGREEMENT = 0.95, 0.97
@@ -42,14 +44,15 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Limits:
-    """tolerance: of a logit, None where only agreement counts; agreement: what it was measured to
-    be in a longer text, or has to be."""
+    """tolerance: largest |difference| of a logit; measured: the agreement was measured in a longer
+    text, and it alone counts."""
 
-    tolerance: Optional[float]
-    agreement: float
+    tolerance: float
+    agreement: float = LEAST_AGREEMENT
+    measured: bool = False
 
     def least_agreement(self, positions: int) -> float:
-        if self.tolerance is not None:
+        if not self.measured:
             return self.agreement
         error = math.sqrt(self.agreement * (1 - self.agreement) / positions)
         return self.agreement - STANDARD_ERRORS * error
@@ -61,7 +64,7 @@ class Outcome:
 
     agreement  share of positions whose best token is PyTorch's, or is one that PyTorch gave nearly
                the same logit
-    within     share of the compared logits within the tolerance; 1 without a tolerance
+    within     share of the compared logits within the tolerance
     largest    largest |difference| of a logit, infinite where one is not a number
     """
 
@@ -83,10 +86,10 @@ class Outcome:
                 self.positions,
                 100 * least,
             )
-        if self.within < LEAST_WITHIN:
-            return "%.1f %% of its logits are within %g of PyTorch's (at least %g %%)" % (
+        if self.within < LEAST_WITHIN and not self.limits.measured:
+            return "%.1f %% of its logits are within %.2g of PyTorch's (at least %g %%)" % (
                 100 * self.within,
-                self.limits.tolerance or 0,
+                self.limits.tolerance,
                 100 * LEAST_WITHIN,
             )
         return None
@@ -96,20 +99,23 @@ class Outcome:
         return {**vars(self), "limits": dict(vars(self.limits)), "passed": self.fault() is None}
 
 
-def limits_of(bundle: Bundle, precision: str, exact: bool) -> Limits:
+def limits_of(bundle: Bundle, prompts: List[Prompt], precision: str, exact: bool) -> Limits:
     """What a session of a precision is held to.
 
     exact: it computes in FP32 where the graph says so, as ONNX Runtime does and TensorRT does not.
     """
+    logits = np.concatenate([logits for prompt in prompts for _, logits in prompt.top])
+    size = float(np.sqrt(np.mean(np.square(logits, dtype=np.float64))))
+    tolerance = min(MOST, size * (EXACT if exact and precision == "fp32" else ROUNDED))
     if precision == "int8":
         gate = (bundle.manifest["quantization"] or {}).get("gate")
         measured = gate.get("top1_agreement") if isinstance(gate, dict) else None
         if not isinstance(measured, (int, float)) or not 0 <= measured <= 100:
-            return Limits(None, ASSUMED_AGREEMENT)
-        return Limits(None, measured / 100)
+            return Limits(tolerance, ASSUMED_AGREEMENT, measured=True)
+        return Limits(tolerance, measured / 100, measured=True)
     if bundle.config.kv_dtype == "int8":
-        return Limits(None, ASSUMED_AGREEMENT)
-    return Limits(EXACT if exact and precision == "fp32" else ROUNDED, LEAST_AGREEMENT)
+        return Limits(tolerance, ASSUMED_AGREEMENT, measured=True)
+    return Limits(tolerance)
 
 
 def compare(session: Session, prompts: List[Prompt], limits: Limits, report: Report) -> Outcome:
@@ -123,7 +129,6 @@ def compare(session: Session, prompts: List[Prompt], limits: Limits, report: Rep
             "the reference outputs have no prompt of at most %d tokens: take a longer context"
             % session.capacity
         )
-    tie = 2 * (ROUNDED if limits.tolerance is None else limits.tolerance)
     total = sum(len(prompt.ids) + len(prompt.greedy) for prompt in fitting)
     done, agreeing, differences = 0, [], []
     for prompt in fitting:
@@ -141,15 +146,14 @@ def compare(session: Session, prompts: List[Prompt], limits: Limits, report: Rep
             ids, theirs = prompt.top[i - len(chunks) + 1]
             differences.append(np.abs(logits[ids] - theirs))
             best = theirs[ids == logits.argmax()]
-            agreeing.append(bool(best.size) and theirs[0] - best[0] <= tie)
+            agreeing.append(bool(best.size) and theirs[0] - best[0] <= 2 * limits.tolerance)
     session.rollback([0] * session.batch)
     change = np.nan_to_num(np.concatenate(differences), nan=np.inf)
-    within = 1.0 if limits.tolerance is None else float((change <= limits.tolerance).mean())
     return Outcome(
         prompts=len(fitting),
         positions=len(agreeing),
         agreement=float(np.mean(agreeing)),
-        within=within,
+        within=float((change <= limits.tolerance).mean()),
         largest=float(change.max()),
         limits=limits,
     )

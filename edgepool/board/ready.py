@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Dict
 
 from ..bundle import MANIFEST, Bundle
 from ..engine.line import OK, WRONG, Line
@@ -45,30 +45,22 @@ class Ready:
 def make_ready(wish: Wish, report: Report, tell: Tell, root: Path = Path("/")) -> Ready:
     """Take every step; `tell` gets a line about each as soon as it is known.
 
-    root: the machine's files. Raises what the first step that failed raised; the bundle is looked
-    at also where the machine lacks something, so that all that is wrong is told at once.
+    root: the machine's files. Raises MissingRequirement, BadInput or GateFailed of the first step
+    that fails; the bundle is looked at where the machine lacks something, too, so that both are
+    told at once.
     """
-    faults: List[EdgepoolError] = []
-    opened: List[Bundle] = []
-
-    def attempt(step: Callable[[], None], name: str = "") -> None:
-        try:
-            step()
-        except EdgepoolError as error:
-            faults.append(error)
-            if name:
-                tell(Line(name, WRONG, str(error)))
-
     lines = machine_lines(wish.backend, root)
     for line in lines:
         tell(line)
-    attempt(lambda: require(lines))
-    attempt(lambda: opened.append(verified(wish.bundle, report)), "bundle")
-    if faults:
-        raise faults[0]
-    bundle = opened[0]
+    try:
+        bundle = verified(wish.bundle, report)
+    except EdgepoolError as error:
+        tell(Line("bundle", WRONG, str(error)))
+        require(lines)
+        raise
     files = len(bundle.manifest["files"])
     tell(Line("bundle", OK, "%s: %d files as they were written" % (bundle.path, files)))
+    require(lines)
     if wish.backend == "ort":
         session = with_ort.open_session(bundle, wish, tell, root)
     else:
@@ -106,8 +98,9 @@ def find_bundle(folder: Path) -> Path:
 
 def held_to_pytorch(bundle: Bundle, opened: Opened, report: Report, tell: Tell) -> gate.Outcome:
     """The gate; raises GateFailed for a session that gives something else than PyTorch."""
-    limits = gate.limits_of(bundle, opened.choice.precision, opened.exact)
-    outcome = gate.compare(opened.session, gate.prompts_of(bundle), limits, report)
+    prompts = gate.prompts_of(bundle)
+    limits = gate.limits_of(bundle, prompts, opened.choice.precision, opened.exact)
+    outcome = gate.compare(opened.session, prompts, limits, report)
     text = "%.1f %% of best tokens are PyTorch's, logits within %.2g" % (
         100 * outcome.agreement,
         outcome.largest,

@@ -98,7 +98,7 @@ def build(request: Request, report: Report) -> Dict[str, Any]:
         reason = logger.errors[0] if logger.errors else "it gave no reason"
         raise GateFailed("%s built no engine: %s" % (api.name, reason))
     report(tensorrt_api.BUILDING, 1, 1)
-    Path(request.output).write_bytes(memoryview(engine))
+    write(Path(request.output), memoryview(engine))
     if cache is not None:
         save_timing_cache(cache, Path(str(request.timing_cache)))
     types = layer_types(api, network)
@@ -139,8 +139,19 @@ def open_timing_cache(config: Any, path: Optional[str]) -> Any:
 
 def save_timing_cache(cache: Any, path: Path) -> None:
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(memoryview(cache.serialize()))
+    write(temporary, memoryview(cache.serialize()))
     temporary.replace(path)
+
+
+def write(path: Path, data: memoryview) -> None:
+    """Write a file; raises BadInput where the disk does not take it."""
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise BadInput(
+            "%s: cannot be written: %s: free some space, or write elsewhere"
+            % (path, str(error.strerror).lower())
+        ) from error
 
 
 def layer_types(api: Api, network: Any) -> Dict[str, int]:
@@ -168,12 +179,6 @@ def main() -> int:
     except EdgepoolError as failure:
         say(error={"code": failure.exit_code, "message": str(failure)})
         return failure.exit_code
-    except OSError as failure:
-        if failure.filename is None or failure.strerror is None:
-            raise
-        text = "%s: %s" % (failure.filename, failure.strerror.lower())
-        say(error={"code": BadInput.exit_code, "message": text})
-        return BadInput.exit_code
     except Exception as failure:
         if not out_of_memory(failure):
             raise

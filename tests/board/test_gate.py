@@ -17,7 +17,7 @@ from edgepool.errors import BadInput
 from edgepool.runtime.session import Session
 from tests.runtime.fakes import FakeBackend, config, fake_session
 
-LIMITS = Limits(0.01, 0.97)
+LIMITS = Limits(0.01)
 
 
 def silent(step: str, done: int, total: int) -> None:
@@ -106,24 +106,32 @@ def test_a_tie_is_no_difference() -> None:
 
 
 def test_int8_is_held_to_what_was_measured() -> None:
-    rolled = outcome(lambda x: np.roll(x, 1, axis=-1), Limits(None, 0.93))
+    rolled = outcome(lambda x: np.roll(x, 1, axis=-1), Limits(0.01, 0.93, measured=True))
     assert "at least 78.3 %" in (rolled.fault() or "")
-    noisy = outcome(lambda x: x + np.float32(0.02), Limits(None, 0.93))
+    noisy = outcome(lambda x: x + np.float32(0.02), Limits(0.01, 0.93, measured=True))
     assert noisy.fault() is None
 
 
 def test_limits_are_those_of_the_bundle(exported: Path) -> None:
     bundle = Bundle.open(exported)
-    assert gate.limits_of(bundle, "fp32", exact=True) == Limits(gate.EXACT, gate.LEAST_AGREEMENT)
-    assert gate.limits_of(bundle, "fp32", exact=False).tolerance == gate.ROUNDED
+    ones = [Prompt([1], [], [(np.array([1, 2]), np.array([3.0, -4.0], np.float32))])]
+    size = 12.5**0.5
+
+    def limits(precision: str, exact: bool = False) -> Limits:
+        return gate.limits_of(bundle, ones, precision, exact)
+
+    assert limits("fp32", exact=True) == Limits(pytest.approx(1e-3 * size), 0.97)
+    assert limits("fp32") == limits("fp16", exact=True) == Limits(pytest.approx(0.02 * size), 0.97)
     for recorded, expected in (
-        (None, gate.ASSUMED_AGREEMENT),
+        (None, 0.9),
         ({"gate": {"top1_agreement": 93.5}}, 0.935),
-        ({"gate": {"top1_agreement": "all"}}, gate.ASSUMED_AGREEMENT),
-        ({"gate": []}, gate.ASSUMED_AGREEMENT),
+        ({"gate": {"top1_agreement": "all"}}, 0.9),
+        ({"gate": []}, 0.9),
     ):
         bundle.manifest["quantization"] = recorded
-        assert gate.limits_of(bundle, "int8", exact=True) == Limits(None, expected)
+        assert limits("int8") == Limits(pytest.approx(0.02 * size), expected, measured=True)
+    ones[0].top[0][1][:] = 1000
+    assert limits("fp16").tolerance == 0.25
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ import onnx
 import onnxruntime as ort
 
 from edgepool.engine.profiles import Profile, shape_of
-from edgepool.exporter import lower
 
 from .fake_cuda import Gpu
 
@@ -329,6 +328,8 @@ def imitation(gpu: Gpu, version: str, in_place: bool = True, seconds: float = 0.
 
     def build(network: Network, config: IBuilderConfig, logger: Any) -> bytes | None:
         import time
+
+        from edgepool.exporter import lower  # which takes PyTorch: seconds
 
         assert registered, "the plugin library was not loaded"
         failure = os.environ.get("IMITATED_FAILURE", "")
