@@ -105,10 +105,12 @@ def _file_name(target: Target) -> str:
 def find(bundle: Bundle, target: Target, choice: Choice) -> Found:
     """Look for the engine of a choice. Raises as `job_for`."""
     job = job_for(bundle, target, choice)
-    if not (job.root / job.name).exists():
-        return Found(job, None, "none in the cache yet")
     try:
-        return Found(job, load(job))
+        record = store.read(job.root, job.name)
+        if record is None:
+            return Found(job, None, "none in the cache yet")
+        reason = store.difference(record, job.key)
+        return Found(job, None, reason) if reason else Found(job, load(job))
     except (BadInput, GateFailed) as error:
         return Found(job, None, str(error))
 

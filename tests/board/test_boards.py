@@ -331,7 +331,7 @@ def test_an_engine_that_cannot_be_trusted_is_built_again(
         "truncated": "damaged",
         "flipped": "its sha256 is not the recorded one",
         "foreign": "not built by this user",
-        "no record": "no engine",
+        "no record": "none in the cache yet",
     }
     assert built.run("build") == 0
     said = capfd.readouterr().err
@@ -431,7 +431,7 @@ def killed(board: Board, context: int, after: float) -> bool:
     """Start a build on the board, and kill it after so many seconds; whether it came to that."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.board.imitated", str(board.root), "87", "build",
-         str(board.bundle)],
+         str(board.bundle), "--context", str(context)],
         env=imitated.environment(board.cache, ORIN_TRT, IMITATED_SECONDS="2"),
         stderr=subprocess.DEVNULL,
         cwd=imitated.ROOT,
