@@ -132,7 +132,9 @@ def build_into_cache(job: Job, need: Memory, report: Report) -> None:
         if find_again(job):
             return
         with store.staged(job.root, job.name, job.key) as staged:
-            staged.facts.update(build.describe(job.bundle, job.place, job.choice.precision, job.limits))
+            staged.facts.update(
+                build.describe(job.bundle, job.place, job.choice.precision, job.limits)
+            )
             staged.facts.update(
                 build.run(
                     job.graph,
