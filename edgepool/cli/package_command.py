@@ -87,7 +87,7 @@ def _write(
     target = find_target(name)
     output = output or Path("%s.tar" % name)
     with console.progress() as report:
-        listing = package(Bundle.open(bundle), target, output, library, report)
+        listing = package(Bundle.open(bundle), target, output, library, report, console.note)
     record = _record(output, listing)
     if json:
         console.print_json(record)
@@ -104,6 +104,10 @@ def _write(
     ]
     rows.append(["the whole package", len(listing.members), console.bytes_text(total), "100.0 %"])
     console.print_table(["part", "files", "size", "share"], rows)
+    if target.recommended_precision == "int8" and not any(
+        "int8" in m.name for m in listing.members
+    ):
+        console.note("note: no INT8 graph in it: `edgepool quantize` makes one")
     console.note("wrote %s; on the board it takes as much again when it is extracted" % output)
 
 

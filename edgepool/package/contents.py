@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
 from .. import __version__
 from ..bundle import MANIFEST, Bundle, manifest_bytes
 from ..docker_args import build_args, command_line
-from ..engine.graphs import FILES
+from ..engine.graphs import FILES, graph_name
+from ..engine.prepare import Say, complete
 from ..errors import BadInput
 from ..onnxfile import external_locations
 from ..plugin_library import NAME as PLUGIN_LIBRARY
@@ -34,6 +35,7 @@ from .write import measure, write
 
 CONTAINER = (".dockerignore", "Dockerfile.jetson", "jetson")
 DOCKER_ARGS = "docker-args"
+RUNTIME = "tensorrt"
 # What is said of a package's size: part, and how the names of its members begin.
 PARTS = (
     ("weights and graphs", ("bundle/model", "bundle/variants/")),
@@ -51,11 +53,13 @@ def package(
     output: Path,
     plugin_library: Optional[Path] = None,
     report: Report = silent,
+    say: Say = lambda line: None,
 ) -> Listing:
     """Write the package of a bundle for a board; returns its list.
 
-    Raises BadInput for a target that is no board, a bundle without its variant, a damaged bundle,
-    and a plugin library for another machine.
+    The bundle gets the target's graphs first, where it lacks them: in its own float type, and in
+    those other precisions that it has for ONNX Runtime. Raises BadInput for a target that is no
+    board, a damaged bundle, and a plugin library for another machine; and what `prepare` raises.
     """
     if target.kind != "jetson":
         raise BadInput(
@@ -64,6 +68,8 @@ def package(
         )
     if plugin_library is not None:
         check_library(plugin_library, target)
+    for precision in precisions_of(bundle, target):
+        bundle = complete(bundle, target, precision, RUNTIME, report, say)
     with tempfile.TemporaryDirectory(prefix="edgepool-") as folder:
         sources = members(bundle, target, plugin_library, Path(folder))
         listing = Listing(
@@ -98,6 +104,17 @@ def members(
     return sources
 
 
+def precisions_of(bundle: Bundle, target: Target) -> List[str]:
+    """The bundle's own float type, then the others that it has a graph in, the target's or not."""
+    own, files = str(bundle.manifest["dtype"]), bundle.manifest["files"]
+    found = [own]
+    for precision in ("fp16", "int8"):
+        names = FILES[precision], graph_name(bundle, target, precision, RUNTIME)
+        if precision != own and any(name in files for name in names):
+            found.append(precision)
+    return found
+
+
 def files_of(bundle: Bundle, target: Target, made: Path) -> Dict[str, Path]:
     """The files of the package's bundle: the bundle's own for one target, and a new manifest.
 
@@ -105,18 +122,12 @@ def files_of(bundle: Bundle, target: Target, made: Path) -> Dict[str, Path]:
     they are the same.
     """
     manifest = bundle.manifest
-    variant = bundle.variant_path(target.name)
-    graphs = [variant.relative_to(bundle.path).as_posix()]
+    graphs = [graph_name(bundle, target, p, RUNTIME) for p in precisions_of(bundle, target)]
     quantization = manifest["quantization"]
-    int8 = None if quantization is None else quantization["variants"].get(target.name)
-    if int8 is None:
-        quantization = None
-    else:
-        graphs.append(int8)
+    if quantization is not None:
+        int8 = quantization["variants"][target.name]
         quantization = {**quantization, "model": int8, "variants": {target.name: int8}}
-    half = PurePosixPath(graphs[0]).with_name(FILES["fp16"]).as_posix()
-    graphs += [half] if half in manifest["files"] else []
-    graph = shared_graph(bundle.model_path, variant, graphs[0])
+    graph = shared_graph(bundle.model_path, bundle.variant_path(target.name), graphs[0])
     if graph is None:
         graphs.append("model.onnx")
     names = [name for each in graphs for name in with_weights(bundle, each)]

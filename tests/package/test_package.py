@@ -16,12 +16,24 @@ from edgepool import bundle as bundles
 from edgepool.bundle import Bundle
 from edgepool.cli.main import main
 from edgepool.docker_args import build_args
-from edgepool.engine.graphs import graph_of
+from edgepool.engine import prepare
+from edgepool.engine.graphs import FILES, graph_of
+from edgepool.onnxfile import external_locations
 from edgepool.package import contents
 from edgepool.package.extract import extract
 from edgepool.package.read import verify
 from edgepool.package.wheel import write_wheel
+from edgepool.progress import silent
+from edgepool.quantize.calibrate import Options as Calibration
+from edgepool.quantize.calibrate import calibrate
+from edgepool.quantize.quantize import Options as Quantization
+from edgepool.quantize.quantize import quantize_bundle
+from edgepool.quantize.variants import add_fp16
 from edgepool.targets import find_target
+from tests.environments import python_with
+from tests.exporter.conftest import exported
+from tests.exporter.models import SPARSE, config
+from tests.quantize.conftest import LOOSE, token_file
 
 from .conftest import JETSONS
 
@@ -79,6 +91,68 @@ def test_the_weights_are_there_once(bundle: Path, tmp_path: Path) -> None:
     parts = {part: size for part, _, size in contents.parts(listing)}
     assert weights < parts["weights and graphs"] < 1.05 * weights
     assert sum(parts.values()) == listing.content_bytes
+
+
+def test_what_the_target_lacks_is_made_first(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Of a bundle in INT8 and FP16 without variants: the target's graphs in all three."""
+    plain = exported(tmp_path_factory, "plain", config(**SPARSE), ()) / "edgepool-bundle"
+    path = Path(shutil.copytree(plain, tmp_path / "edgepool-bundle"))
+    calibrate(path, Calibration([token_file(tmp_path / "ids.npz")], samples=2, length=100))
+    quantize_bundle(path, Quantization(limits=LOOSE))
+    add_fp16(path)
+    target = find_target("jetson-agx-xavier")
+    package = str(tmp_path / "p.tar")
+    assert main(["package", str(path), "--target", target.name, "-o", package]) == 0
+    assert "no variant for jetson-agx-xavier yet" in capsys.readouterr().err
+    extract(Path(package), tmp_path / "out")
+    delivered = Bundle.open(tmp_path / "out" / "bundle")
+    monkeypatch.setattr(prepare, "TOOLS", ("no_such_package",))  # as on the board
+    for precision in ("fp32", "int8", "fp16"):
+        prepare.complete(delivered, target, precision, "tensorrt", silent, lambda line: None)
+        assert graph_of(delivered, target, precision, "tensorrt").weight_bytes
+    folder = "variants/%s/" % target.name
+    graphs = {name for name in delivered.manifest["files"] if name.endswith(".onnx")}
+    assert graphs == {"model.onnx", *(folder + name for name in FILES.values())}
+
+
+STEP = """
+import sys
+import numpy as np
+import onnxruntime as ort
+session = ort.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+types = {"tensor(float)": np.float32, "tensor(int32)": np.int32}
+feed = {}
+for value in session.get_inputs():
+    sizes = {"batch": 1, "seq": 8, "rows": 1, "logical_pages": 1, "pages": 2}
+    feed[value.name] = np.zeros([sizes.get(d, d) for d in value.shape], types[value.type])
+feed["input_ids"][0] = np.arange(40, 48)
+feed["page_table"][:] = 1
+feed["new_len"][:] = 8
+feed["logit_rows"][:] = 7
+(logits,) = session.run(["logits"], feed)
+print(" ".join("%.7g" % x for x in logits.ravel()))
+"""
+
+
+def test_the_onnxruntime_of_jetpack_5_reads_the_shared_weights(
+    bundle: Path, tmp_path: Path
+) -> None:
+    contents.package(Bundle.open(bundle), find_target("jetson-agx-xavier"), tmp_path / "p.tar")
+    extract(tmp_path / "p.tar", tmp_path / "out")
+    model = tmp_path / "out" / "bundle" / "model.onnx"
+    assert external_locations(str(model)) == {"variants/jetson-agx-xavier/model.onnx"}
+    old = python_with("onnxruntime==1.19.2", "numpy<2")
+    found = []
+    for python, graph in ((old, model), (Path(sys.executable), bundle / "model.onnx")):
+        run = subprocess.run(
+            [python, "-c", STEP, graph], capture_output=True, text=True, check=True
+        )
+        found.append([float(x) for x in run.stdout.split()])
+    assert found[0] == pytest.approx(found[1], abs=1e-4)
+    assert max(found[0]) - min(found[0]) > 0.1
 
 
 def test_weights_that_differ_are_kept(bundle: Path, tmp_path: Path) -> None:
