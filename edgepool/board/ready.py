@@ -25,10 +25,11 @@ STEPS = ("bundle", "room", "speed", "engine", "parity")  # names of the lines of
 
 @dataclass(frozen=True)
 class Ready:
-    """A session that passed the gate."""
+    """A session that passed the gate. file: the graph or engine that it runs."""
 
     bundle: Bundle
     choice: Choice
+    file: str
     session: Session
     outcome: gate.Outcome
 
@@ -36,6 +37,7 @@ class Ready:
         """Plain JSON types."""
         return {
             "bundle": str(self.bundle.path),
+            "ran": self.file,
             **vars(self.choice),
             "cache_bytes": self.session.cache_bytes,
             "parity": self.outcome.to_dict(),
@@ -62,15 +64,15 @@ def make_ready(wish: Wish, report: Report, tell: Tell, root: Path = Path("/")) -
     tell(Line("bundle", OK, "%s: %d files as they were written" % (bundle.path, files)))
     require(lines)
     if wish.backend == "ort":
-        session = with_ort.open_session(bundle, wish, tell, root)
+        opened = with_ort.open_session(bundle, wish, tell, root)
     else:
-        session = with_trt.open_session(bundle, wish, report, tell, root)
+        opened = with_trt.open_session(bundle, wish, report, tell, root)
     try:
-        outcome = held_to_pytorch(bundle, session, report, tell)
+        outcome = held_to_pytorch(bundle, opened, report, tell)
     except BaseException:
-        session.session.close()
+        opened.session.close()
         raise
-    return Ready(bundle, session.choice, session.session, outcome)
+    return Ready(bundle, opened.choice, opened.file, opened.session, outcome)
 
 
 def verified(path: Path, report: Report) -> Bundle:

@@ -37,9 +37,11 @@ class Wish:
 
 @dataclass(frozen=True)
 class Opened:
-    """A session of a choice. exact: it computes in FP32 where the graph says so."""
+    """A session of a choice. file: the graph or engine that it runs; exact: it computes in FP32
+    where the graph says so."""
 
     choice: Choice
+    file: str
     session: Session
     exact: bool
 

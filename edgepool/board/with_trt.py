@@ -63,7 +63,7 @@ def open_session(bundle: Bundle, wish: Wish, report: Report, tell: Tell, root: P
             killed = error
             tell(Line("engine", WRONG, "memory ran out while %s was built" % choice))
             continue
-        return Opened(choice, engine.open_session(found), exact=False)
+        return Opened(choice, found.job.name, engine.open_session(found), exact=False)
     raise killed or nothing_fits(model, first, room_for, wish.adapt)
 
 

@@ -115,9 +115,8 @@ def run(ready: Ready, prompt: str, chat: bool, max_new_tokens: int, json: bool) 
     from ..runtime.source import Source, tokenizer_of
     from .run_command import complete, encoded, prompt_text
 
-    graph = "model.int8.onnx" if ready.choice.precision == "int8" else "model.onnx"
     tokenizer = tokenizer_of(ready.bundle)
-    source = Source(ready.bundle.config, tokenizer, lambda _: ready.session, graph)
+    source = Source(ready.bundle.config, tokenizer, lambda _: ready.session, ready.file)
     prompt_ids = encoded(source, prompt_text(prompt), chat)
     check_prompt(prompt_ids, ready.session.capacity)
     complete(ready.session, source, prompt_ids, GREEDY, max_new_tokens, stop=(), json=json)

@@ -41,14 +41,21 @@ def examine(root: Path = Path("/")) -> List[Line]:
 
 
 def profile_of(machine: Machine) -> Optional[Target]:
-    """The profile of a Jetson by its chip and release; None for another machine."""
+    """The profile of a Jetson; None for another machine.
+
+    By its chip and release; where a container does not show the release, by the image's TensorRT.
+    """
     chip, release = machine.chip(), machine.l4t()[0]
     if chip == "tegra194":
         return find_target("jetson-agx-xavier")
-    if chip == "tegra234":
-        suffix = "-jp5" if release == 35 else "-jp7" if release >= 38 else ""
-        return find_target("jetson-agx-orin" + suffix)
-    return None
+    if chip != "tegra234":
+        return None
+    if not release:
+        tensorrt = machine.find_library("libnvinfer.so")
+        version = numbers(tensorrt.version)[:2] if tensorrt else (10, 3)
+        release = 35 if version < (10,) else 36 if version <= (10, 3) else 39
+    suffix = "-jp5" if release == 35 else "-jp7" if release >= 38 else ""
+    return find_target("jetson-agx-orin" + suffix)
 
 
 # ----------------------------------------------------------------------------------- system
@@ -62,8 +69,11 @@ def _system(machine: Machine, target: Optional[Target]) -> Iterator[Line]:
     release, version = machine.l4t()
     meta = machine.packages().get("nvidia-jetpack", "")
     name = "JetPack %s" % meta.split("-")[0] if meta else JETPACKS.get(release, "")
-    if not release:
-        fix = "mount /etc/nv_tegra_release into the container (--runtime nvidia does)"
+    if not release and machine.in_container():
+        fix = "mount /etc/nv_tegra_release into the container to compare it with the image"
+        yield Line("JetPack", OK, "not to be seen from the container", fix)
+    elif not release:
+        fix = "reinstall JetPack: a board has this file"
         yield Line("JetPack", MISSING, "no /etc/nv_tegra_release", fix)
     elif release < 35:
         fix = "flash JetPack 5.1 (Xavier) or 6 (Orin): TensorRT before 8.5 is not supported"

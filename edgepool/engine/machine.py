@@ -18,6 +18,12 @@ LARGEST_FILE = 64 << 20
 MOST_LINKS = 40
 MACHINES = ("aarch64", "x86_64")
 CLOCKS = "/sys/class/devfreq"
+# Name of the GPU's clock: the chip. The last is Orin's from L4T r36 on.
+CHIPS = {
+    "17000000.gv11b": "tegra194",
+    "17000000.ga10b": "tegra234",
+    "17000000.gpu": "tegra234",
+}
 # The second is where containers get it by convention (NVIDIA's jetson-containers).
 BOARD_NAMES = ("/proc/device-tree/model", "/tmp/nv_jetson_model")
 DESKTOPS = ("gnome-shell", "plasmashell", "xfce4-session", "lxsession", "Xorg", "Xwayland")
@@ -118,13 +124,8 @@ class Machine:
         match = re.search(r"nvidia,(tegra\d+)", self.read("/proc/device-tree/compatible"))
         if match:
             return match.group(1)
-        clocks = {path.split(".")[-1] for path in self.names(CLOCKS, "*.*")}
-        if "gv11b" in clocks:
-            return "tegra194"
-        # From L4T r36 on the clock is just `gpu`, and no board but Orin's is known there.
-        if "ga10b" in clocks or ("gpu" in clocks and self.l4t()[0] >= 36):
-            return "tegra234"
-        return ""
+        clocks = [path.split("/")[-1] for path in self.names(CLOCKS, "*")]
+        return next((CHIPS[name] for name in clocks if name in CHIPS), "")
 
     def l4t(self) -> Tuple[int, str]:
         """(35, "35.4.1") of `# R35 (release), REVISION: 4.1, ...`; (0, "") without."""

@@ -8,6 +8,7 @@ import os
 import random
 import re
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -364,6 +365,33 @@ def test_a_cache_without_room(
     )
     assert orin.run("build") == 2
     assert "cache: no space left for the engine: it takes 0.0 GiB" in the_error(capfd)
+
+
+CAN_MOUNT = subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not CAN_MOUNT, reason="this user may not mount")
+@pytest.mark.parametrize(
+    ("mount", "words"),
+    [
+        ("mount --bind {0} {0} && mount -o remount,ro,bind {0}", "cannot be written (read-only)"),
+        ("mkdir {0}/engines && mount -t tmpfs -o size=64k none {0}/engines", "no space left on"),
+    ],
+    ids=["read-only", "full"],
+)
+def test_a_real_mount(orin: Board, mount: str, words: str) -> None:
+    """The file systems are there for one process only, which has namespaces of its own."""
+    command = [sys.executable, "-m", "tests.board.imitated", str(orin.root), "87", "build"]
+    steps = " && ".join([mount.format(orin.cache), shlex.join([*command, str(orin.bundle)])])
+    process = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", steps],
+        env=imitated.environment(orin.cache, ORIN_TRT),
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=imitated.ROOT,
+    )
+    assert process.returncode == 2, process.stderr
+    assert [words in x for x in process.stderr.splitlines() if x.startswith("error:")] == [True]
 
 
 def test_a_cache_that_fills_up_during_the_build(built: Board) -> None:

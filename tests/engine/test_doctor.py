@@ -206,7 +206,7 @@ XAVIER_PLUGINS = f"/home/jetson/.cache/edgepool/plugins/sm_72/{NAME}"
             WRONG,
             "or a newer edgepool",
         ),
-        (without(ORIN, "nv_tegra_release"), "JetPack", MISSING, "--runtime nvidia"),
+        (without(ORIN, "nv_tegra_release"), "JetPack", MISSING, "reinstall JetPack"),
         (
             {**without(ORIN, "libcuda.so"), "/.dockerenv": None},
             "driver",
@@ -320,6 +320,9 @@ def test_a_board_seen_from_a_container(
     assert found["board"].found == "NVIDIA Jetson AGX"
     assert faults(found) == {}
     assert "into the container" in found["power mode"].fix
+    hidden = lines(tmp_path / "hidden", without(inside, "nv_tegra_release"))
+    assert faults(hidden) == {}
+    assert "mount /etc/nv_tegra_release" in hidden["JetPack"].fix
 
 
 def test_removed_packages_do_not_count(tmp_path: Path) -> None:
