@@ -214,19 +214,20 @@ class Place(NamedTuple):
 
 
 def places(path: str, larger_than: int = 1024) -> Dict[str, Place]:
-    """Where each initialiser of more bytes is, by name: in the model file, or beside it.
+    """Where each initialiser is, by name: beside the model file, or in it if it has more bytes.
 
     Raises BadInput for what is no ONNX file, or a damaged one.
     """
     found: Dict[str, Place] = {}
+    own = os.path.basename(path)
     with mapped(path) as data:
         for graph in fields(data, 0, len(data)):
             if graph.number != MODEL_GRAPH or graph.kind != BYTES:
                 continue
             for f in fields(data, graph.body, graph.end):
                 if f.number == GRAPH_INITIALIZER and f.kind == BYTES:
-                    name, place = _place(data, f, os.path.basename(path))
-                    if place is not None and not 0 <= place.length <= larger_than:
+                    name, place = _place(data, f, own)
+                    if place and (place.location != own or place.length > larger_than):
                         found[name] = place
     return found
 

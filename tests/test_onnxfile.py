@@ -68,6 +68,28 @@ def test_a_skeleton_is_the_model_with_its_weights_referenced(path: Path) -> None
     assert bones.opset_import == model().opset_import
 
 
+def test_places_and_another_place(path: Path, tmp_path: Path) -> None:
+    """The weights move to another file, in a folder below, and the model is the same."""
+    (name, place), *others = onnxfile.places(str(path)).items()
+    assert (name, others) == ("large", [])
+    content = path.read_bytes()[place.offset : place.offset + place.length]
+    assert content == numpy_helper.to_array(model().graph.initializer[0]).tobytes()
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "data").write_bytes(b"before" + content)
+    moved = {name: onnxfile.Place("below/data", 6, len(content))}
+    elsewhere = onnxfile.skeleton(str(path), elsewhere=moved)
+    (tmp_path / "elsewhere.onnx").write_bytes(elsewhere)
+    assert onnxfile.places(str(tmp_path / "elsewhere.onnx")) == moved
+    again = onnx.load(tmp_path / "elsewhere.onnx")
+    again.graph.initializer[0].ClearField("data_location")
+    original = onnx.load(path)
+    assert again.graph.initializer == original.graph.initializer
+    assert again.graph.node == original.graph.node
+    small = onnxfile.skeleton(str(path), elsewhere={"small": onnxfile.Place("below/data", 0, 16)})
+    (tmp_path / "small.onnx").write_bytes(small)
+    assert onnxfile.places(str(tmp_path / "small.onnx"))["small"].location == "below/data"
+
+
 def test_summary(path: Path) -> None:
     summary = onnxfile.summary(str(path))
     assert summary.ir_version == 9
@@ -123,7 +145,12 @@ def test_damaged_files_are_refused_or_read_but_never_crash(
     content[position] = byte
     path = tmp_path_factory.mktemp("damaged") / "m.onnx"
     path.write_bytes(content[:end])
-    for read in (onnxfile.skeleton, onnxfile.summary, onnxfile.external_locations):
+    for read in (
+        onnxfile.skeleton,
+        onnxfile.summary,
+        onnxfile.places,
+        onnxfile.external_locations,
+    ):
         try:
             read(str(path))
         except BadInput as error:

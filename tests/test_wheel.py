@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +40,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for arguments in (
         ["init", "edgepool-tiny", "-o", "tiny.pt"],
         ["export", "tiny.pt"],
+        ["package", "--target", "jetson-agx-xavier", "-o", "xavier.tar"],
         ["run", "tiny.pt", *PROMPT],
     ):
         command = [sys.executable, "-m", "edgepool", *arguments]
@@ -76,6 +79,36 @@ def test_wheel_holds_what_the_checkout_holds(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert held == expected
+
+
+def test_a_package_holds_the_wheel_that_pip_makes(wheel: Path, bundle: Path) -> None:
+    """But for the generator's name, and the order and compression of the files."""
+    with tarfile.open(bundle / "xavier.tar") as package:
+        stream = package.extractfile(f"wheel/{wheel.name}")
+        assert stream is not None
+        delivered = io.BytesIO(stream.read())
+    contents = []
+    for source in (wheel, delivered):
+        with zipfile.ZipFile(source) as archive:
+            assert archive.testzip() is None
+            held = {name: archive.read(name) for name in archive.namelist()}
+        contents.append({n: c for n, c in held.items() if Path(n).name not in ("RECORD", "WHEEL")})
+    metadata = next(name for name in contents[0] if name.endswith("/METADATA"))
+    fields = [c.pop(metadata).decode().split("\n\n")[0].splitlines() for c in contents]
+    assert sorted(fields[0]) == sorted(fields[1])
+    assert contents[0] == contents[1]
+
+
+def test_a_package_on_the_board(edgepool: Callable, bundle: Path, tmp_path: Path) -> None:
+    """Verified, unpacked and run by an installation without extras, on JetPack 5's Python too."""
+    package, place = str(bundle / "xavier.tar"), tmp_path / "a board"
+    assert edgepool("package", "--verify", package).stdout == "intact\n"
+    result = edgepool("package", "--extract", package, str(place))
+    assert result.returncode == 0, result.stderr
+    result = edgepool("run", str(place / "bundle"), *PROMPT)
+    assert result.returncode == 0, result.stderr
+    expected = json.loads((bundle / "expected.json").read_text())
+    assert json.loads(result.stdout)["token_ids"] == expected["token_ids"]
 
 
 def test_installed_command_finds_its_data(edgepool: Callable) -> None:

@@ -274,6 +274,26 @@ def test_no_space(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not (tmp_path / "p.tar").exists()
 
 
+FULL = """
+import resource, sys
+from pathlib import Path
+from edgepool.errors import BadInput
+from edgepool.package.extract import extract
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    extract(Path(sys.argv[1]), Path(sys.argv[2]))
+except BadInput as error:
+    print(error)
+"""
+
+
+def test_a_disk_that_fills_up_meanwhile(package: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FULL, package, tmp_path / "out"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert "no space left to write it" in result.stdout
+    assert not list(tmp_path.iterdir())
+
+
 def test_folders_that_are_not_touched(package: Path, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "engine").write_text("mine")

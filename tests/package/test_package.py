@@ -18,6 +18,7 @@ from edgepool.cli.main import main
 from edgepool.docker_args import build_args
 from edgepool.engine import prepare
 from edgepool.engine.graphs import FILES, graph_of
+from edgepool.exporter.export import Options, export
 from edgepool.onnxfile import external_locations
 from edgepool.package import contents
 from edgepool.package.extract import extract
@@ -32,7 +33,7 @@ from edgepool.quantize.variants import add_fp16
 from edgepool.targets import find_target
 from tests.environments import python_with
 from tests.exporter.conftest import exported
-from tests.exporter.models import SPARSE, config
+from tests.exporter.models import SPARSE, config, write_checkpoint
 from tests.quantize.conftest import LOOSE, token_file
 
 from .conftest import JETSONS
@@ -91,6 +92,24 @@ def test_the_weights_are_there_once(bundle: Path, tmp_path: Path) -> None:
     parts = {part: size for part, _, size in contents.parts(listing)}
     assert weights < parts["weights and graphs"] < 1.05 * weights
     assert sum(parts.values()) == listing.content_bytes
+
+
+def test_weights_beside_the_graphs_are_there_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of more than 1.5 GB, imitated: its weights are in model.onnx.data."""
+    monkeypatch.setattr("edgepool.exporter.weights.EXTERNAL_OVER", 1)
+    write_checkpoint(tmp_path / "model.pt", config(**SPARSE))
+    target = find_target("jetson-agx-orin")
+    bundle = export(tmp_path / "model.pt", Options(tmp_path / "edgepool-bundle", [target.name]))
+    listing = contents.package(bundle, target, tmp_path / "p.tar")
+    sizes = {m.name: m.bytes for m in listing.members}
+    data = "bundle/variants/jetson-agx-orin/model.onnx.data"
+    assert [name for name in sizes if name.endswith(".data")] == [data]
+    expected = tokens_of(bundle.path, tmp_path)
+    extract(tmp_path / "p.tar", tmp_path / "out")
+    shutil.rmtree(bundle.path)
+    assert tokens_of(tmp_path / "out" / "bundle", tmp_path) == expected
 
 
 def test_what_the_target_lacks_is_made_first(
