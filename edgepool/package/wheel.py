@@ -9,12 +9,19 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib.metadata
+import re
+import sys
 import zipfile
 from pathlib import Path
-from typing import Iterator, Tuple
+from typing import Iterator, List, Tuple
 
 from .. import __version__, resources
 from ..errors import MissingRequirement
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 NAME = "edgepool-%s-py3-none-any.whl" % __version__
 INFO = "edgepool-%s.dist-info/" % __version__
@@ -26,7 +33,7 @@ EPOCH = (1980, 1, 1, 0, 0, 0)
 def write_wheel(folder: Path) -> Path:
     """Write the wheel into a folder: the same bytes from a checkout and from an installed wheel.
 
-    Raises MissingRequirement where edgepool is not installed, or in another version.
+    Raises MissingRequirement where edgepool is not installed, or was in another state.
     """
     contents = dict(_files())
     lines = ["%s,sha256=%s,%d" % (n, _digest(c), len(c)) for n, c in sorted(contents.items())]
@@ -55,6 +62,8 @@ def _files() -> Iterator[Tuple[str, bytes]]:
             % (__version__, installed.version)
         )
     checkout = resources.checkout()
+    if checkout is not None:
+        _check_requirements(checkout, installed)
     for file in installed.files or ():
         name = file.as_posix()
         ours = name.startswith("edgepool/") and checkout is None and not name.endswith(".pyc")
@@ -67,6 +76,22 @@ def _files() -> Iterator[Tuple[str, bytes]]:
                 name = path.relative_to(checkout).as_posix()
                 if path.is_file() and not NOT_OURS & set(name.split("/")):
                     yield prefix + name, path.read_bytes()
+
+
+def _check_requirements(checkout: Path, installed: importlib.metadata.Distribution) -> None:
+    """Raise MissingRequirement where the checkout asks for other packages than its metadata say."""
+    project = tomllib.loads((checkout / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    said = [text for text in installed.requires or () if "extra ==" not in text]
+    if sorted(map(_words, said)) != sorted(map(_words, project["dependencies"])):
+        raise MissingRequirement(
+            "pyproject.toml has other dependencies than when edgepool was installed: "
+            "pip install -e . again"
+        )
+
+
+def _words(requirement: str) -> List[str]:
+    """A requirement's names, operators and versions: tools write them in different orders."""
+    return sorted(re.findall(r"[\w.-]+|[<>=!~]+", requirement))
 
 
 def _digest(content: bytes) -> str:

@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from edgepool import bundle as bundles
+from edgepool import resources
 from edgepool.bundle import Bundle
 from edgepool.cli.main import main
 from edgepool.docker_args import build_args
 from edgepool.engine import prepare
 from edgepool.engine.graphs import FILES, graph_of
+from edgepool.errors import MissingRequirement
 from edgepool.exporter.export import Options, export
 from edgepool.onnxfile import external_locations
 from edgepool.package import contents
@@ -240,6 +242,18 @@ def test_the_wheel_reproduces_itself(tmp_path: Path) -> None:
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     assert str(tmp_path / "site") in result.stdout
     assert (tmp_path / "again" / wheel.name).read_bytes() == wheel.read_bytes()
+
+
+def test_a_checkout_that_changed_since_it_was_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wheel would ask pip for other packages than this code needs."""
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    monkeypatch.setattr(resources, "checkout", lambda: tmp_path)
+    text = (tmp_path / "pyproject.toml").read_text()
+    (tmp_path / "pyproject.toml").write_text(text.replace('"rich>=13"', '"rich>=14"'))
+    with pytest.raises(MissingRequirement, match="pyproject.toml has other dependencies"):
+        write_wheel(tmp_path)
 
 
 def test_json(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
