@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def command(
     path: Optional[Path] = typer.Argument(
         None,
-        metavar="[BUNDLE]",
+        metavar="BUNDLE",
         help="The bundle, edgepool-bundle by default; with --extract, the folder to make.",
     ),
     target: Optional[str] = typer.Option(None, help="The Jetson that the package is for."),

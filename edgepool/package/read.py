@@ -117,9 +117,17 @@ def contents(
     report("reading (MiB)", steps, steps)
 
 
+def _read(stream: BinaryIO, size: int) -> bytes:
+    """Like its `read`; raises BadInput where the disk cannot."""
+    try:
+        return stream.read(size)
+    except OSError as error:
+        raise BadInput("%s: cannot be read: %s" % (stream.name, error.strerror)) from error
+
+
 def _compare(stream: BinaryIO, segment: Segment) -> None:
     expected = segment.expected
-    found = stream.read(len(expected))
+    found = _read(stream, len(expected))
     if found != expected:
         pairs = enumerate(zip(found, expected))
         at = next((i for i, (mine, right) in pairs if mine != right), len(found))
@@ -128,9 +136,9 @@ def _compare(stream: BinaryIO, segment: Segment) -> None:
 
 def _content(stream: BinaryIO, segment: Segment, member: Member) -> Iterator[Tuple[Member, bytes]]:
     digest = hashlib.sha256()
-    for number, start in enumerate(range(0, member.bytes, BLOCK) if member.bytes else ()):
+    for number, start in enumerate(range(0, member.bytes, BLOCK)):
         length = min(BLOCK, member.bytes - start)
-        chunk = stream.read(length)
+        chunk = _read(stream, length)
         if "%08x" % zlib.crc32(chunk) != member.crc32[8 * number : 8 * number + 8]:
             begin = segment.start + start
             raise Damage(segment.what, begin, begin + length)

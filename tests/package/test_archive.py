@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -20,7 +21,7 @@ from edgepool.errors import BadInput, EdgepoolError, GateFailed
 from edgepool.package import extract as extracting
 from edgepool.package.extract import extract
 from edgepool.package.listing import BLOCK, LIST, RECORD, header
-from edgepool.package.read import verify
+from edgepool.package.read import contents, verify
 from edgepool.package.write import measure, write
 
 from .archives import CONTENTS, forge, member, write_files, write_package
@@ -315,6 +316,19 @@ def test_what_is_no_package(tmp_path: Path, content: bytes) -> None:
     for wrong in (path, tmp_path, tmp_path / "missing"):
         with pytest.raises(BadInput):
             verify(wrong)
+
+
+def test_a_disk_that_cannot_be_read(package: Path) -> None:
+    class Failing(io.BytesIO):
+        name = "card/p.tar"
+
+        def read(self, size: int | None = -1) -> bytes:
+            if self.tell() > 20_000:
+                raise OSError(errno.EIO, "Input/output error")
+            return super().read(size)
+
+    with pytest.raises(BadInput, match="card/p.tar: cannot be read: Input/output error"):
+        list(contents(Failing(package.read_bytes()), verify(package)))
 
 
 def test_another_tar_is_no_package(tmp_path: Path) -> None:
