@@ -10,6 +10,9 @@ import pytest
 from filelock import FileLock
 
 from edgepool.exporter.export import Options, export
+from edgepool.quantize import quantize
+from edgepool.quantize.gate import Limits
+from edgepool.quantize.quantize import quantize_bundle
 from tests.runtime.fakes import config
 from tests.runtime.models import TEMPLATE, write_checkpoint
 
@@ -22,11 +25,19 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "board"
     with FileLock(str(folder) + ".lock"):
         if not (folder / "bundle").exists():
-            folder.mkdir(exist_ok=True)
+            (folder / "compiled").mkdir(parents=True, exist_ok=True)  # see fake_tensorrt.py
             model = config(chat_template=TEMPLATE, eos_token_ids=(256,), max_context=2048)
             write_checkpoint(folder / "model.pt", model, scale=3.0)
             export(folder / "model.pt", Options(output=folder / "bundle", targets=TARGETS))
     return folder / "bundle"
+
+
+@pytest.fixture(scope="module")
+def quantized(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same bundle with its INT8 graphs."""
+    copy = Path(shutil.copytree(exported, tmp_path_factory.mktemp("int8") / "bundle"))
+    quantize_bundle(copy, quantize.Options(limits=Limits(perplexity=10, agreement=80)))
+    return copy
 
 
 @pytest.fixture

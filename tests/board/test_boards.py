@@ -73,7 +73,10 @@ class Boards:
         self, files: Files, tensorrt: str, sm: int = 87, plugins: str | None = None
     ) -> Board:
         cache = self._folder / "cache"
-        for name, value in imitated.environment(cache, tensorrt).items():
+        compiled = str(self._bundle.parent / "compiled")
+        for name, value in imitated.environment(
+            cache, tensorrt, IMITATED_COMPILED=compiled
+        ).items():
             self._patch.setenv(name, value)
         for module in [m for m in sys.modules if m.split(".")[0] in ("tensorrt", "pycuda")]:
             self._patch.delitem(sys.modules, module)
@@ -145,6 +148,29 @@ def test_from_bundle_to_text_on_every_board(
     lines = {x["name"]: x["found"] for x in json.loads(capfd.readouterr().out)["lines"]}
     assert lines["engine"].endswith("from the cache")
     assert {path: path.stat().st_mtime_ns for path in board.bundle.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("files", "tensorrt", "sm"),
+    [(XAVIER, XAVIER_TRT, 72), (ORIN, ORIN_TRT, 87)],
+    ids=["xavier", "orin"],
+)
+def test_int8_with_int8_pages(
+    files: Files,
+    tensorrt: str,
+    sm: int,
+    quantized: Path,
+    boards: Boards,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    board = boards(files, tensorrt, sm)
+    board.bundle = quantized
+    words = ["--precision", "int8", "--prompt", "Once upon", "--max-new-tokens", "8"]
+    assert board.run("run", *words) == 0
+    printed = capfd.readouterr()
+    assert "INT8 for 2048 tokens" in printed.err
+    assert imitated.main(["run", str(quantized), "--backend", "ort", *words]) == 0
+    assert printed.out == capfd.readouterr().out
 
 
 LIB = "/usr/lib/aarch64-linux-gnu"
@@ -224,10 +250,10 @@ def _without_gpu(real: Any, argv: list[str]) -> int:
 # ------------------------------------------------------------------------------------ memory
 
 
-def needs(board: Board, batch: int, context: int) -> Any:
+def needs(board: Board, batch: int, context: int, precision: str = "fp32") -> Any:
     bundle = Bundle.open(board.bundle)
-    model = Model(bundle.config_of, ["fp32"], "fp32", find_target("jetson-agx-orin"))
-    return model.needs(Choice("fp32", context, batch))
+    model = Model(bundle.config_of, ["fp32", "int8"], "fp32", find_target("jetson-agx-orin"))
+    return model.needs(Choice(precision, context, batch))
 
 
 def test_what_does_not_fit_says_what_to_change(
@@ -260,6 +286,20 @@ def test_adapt_takes_less_and_says_so(boards: Boards, capfd: pytest.CaptureFixtu
     )
     assert board.run("build", "--batch", "2", "--adapt") == 0
     assert "from the cache" in capfd.readouterr().err
+
+
+def test_adapt_takes_int8_first(
+    quantized: Path, boards: Boards, capfd: pytest.CaptureFixture[str]
+) -> None:
+    board = boards(ORIN, ORIN_TRT)
+    board.bundle = quantized
+    fp32, int8 = (needs(board, 64, 2048, name).build_peak for name in ("fp32", "int8"))
+    free = ((fp32 + int8) // 2 + RESERVE) / GIB
+    make(board.root, {"/proc/meminfo": meminfo(30.4, free)})
+    assert board.run("build", "--batch", "64") == 3
+    assert "or --precision int8, or --context" in the_error(capfd)
+    assert board.run("build", "--batch", "64", "--adapt") == 0
+    assert "trying INT8 for 64 x 2048 tokens" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [[], ["--adapt"]], ids=["", "adapt"])
@@ -493,7 +533,7 @@ def test_a_killed_build_leaves_nothing_half_written(
     """At random moments, each in the build of another engine; then a start succeeds."""
     count = 0
     for seed in seeds:
-        count += killed(orin, 1024 + seed, after=random.Random(seed).uniform(1, 9))
+        count += killed(orin, 1024 + seed, after=random.Random(seed).uniform(0.5, 4))
         assert is_whole(orin)
     assert count
     assert orin.run("build") == 0

@@ -9,8 +9,10 @@ holds the parameters of every method to those of TensorRT-RTX's bindings.
 from __future__ import annotations
 
 import enum
+import hashlib
 import json
 import os
+import time
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +22,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from edgepool import files
 from edgepool.engine.profiles import Profile, shape_of
 
 from .fake_cuda import Gpu
@@ -266,6 +269,22 @@ class OnnxParser:
         raise AssertionError
 
 
+def compiled(model: onnx.ModelProto) -> bytes:
+    """The graph with the bodies of its operators, kept in the folder IMITATED_COMPILED if it is
+    named: making it takes PyTorch, whose import takes seconds."""
+    name = hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
+    path = Path(os.environ.get("IMITATED_COMPILED", "/nonexistent")) / name
+    if path.exists():
+        return path.read_bytes()
+    from edgepool.exporter import lower
+
+    graph = bytes(lower.runnable(model).SerializeToString())
+    if path.parent.is_dir():
+        with files.new_file(path) as stream:
+            stream.write(graph)
+    return graph
+
+
 def flags(*names: str) -> Any:
     return enum.IntEnum("Flags", names, start=0)
 
@@ -327,10 +346,6 @@ def imitation(gpu: Gpu, version: str, in_place: bool = True, seconds: float = 0.
             return build(network, config, self._logger)
 
     def build(network: Network, config: IBuilderConfig, logger: Any) -> bytes | None:
-        import time
-
-        from edgepool.exporter import lower  # which takes PyTorch: seconds
-
         assert registered, "the plugin library was not loaded"
         failure = os.environ.get("IMITATED_FAILURE", "")
         if failure == "none":
@@ -347,7 +362,7 @@ def imitation(gpu: Gpu, version: str, in_place: bool = True, seconds: float = 0.
                 monitor.phase_start("Building", None, 10) if i == 0 else None
                 monitor.step_complete("Building", i)
         shapes = {n: p.shapes for n, p in enumerate(config.profiles)}
-        graph = lower.runnable(network.model).SerializeToString()
+        graph = compiled(network.model)
         dims = {v.name: v.type.tensor_type.shape.dim for v in network.model.graph.input}
         for profile in shapes.values():
             for name, sizes in dims.items():
