@@ -174,17 +174,16 @@ def check_bundle(bundle: Bundle, listing: Listing, sources: Dict[str, Path]) -> 
 
 
 def check_library(path: Path, target: Target) -> None:
-    """Raise BadInput for a plugin library that the target cannot load."""
-    record = build_record(path)
-    major = target.software["tensorrt"].split(".")[0]
+    """Raise BadInput for a plugin library that the image build would refuse."""
+    record, tensorrt = build_record(path), target.software["tensorrt"]
     for wrong, why in (
         (record["emulated"], "it runs on the CPU, for tests"),
+        (record["version"] != __version__, "it is of edgepool %s" % record["version"]),
         (record["machine"] != "aarch64", "it is for %s, a Jetson is aarch64" % record["machine"]),
         (target.sm not in record["sm"], "it has no code for sm_%s" % target.sm),
         (
-            str(record["tensorrt"]).split(".")[0] != major,
-            "it is for TensorRT %s, the target has %s"
-            % (record["tensorrt"], target.software["tensorrt"]),
+            record["tensorrt"].split(".")[:2] != tensorrt.split(".")[:2],
+            "it is for TensorRT %s, the target has %s" % (record["tensorrt"], tensorrt),
         ),
     ):
         if wrong:

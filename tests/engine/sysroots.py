@@ -55,7 +55,13 @@ def packages(folder: str, extra: dict[str, str] | None = None) -> Files:
     return {f"{folder}/{name}-{v}.dist-info/METADATA": None for name, v in found.items()}
 
 
-def plugin_library(tensorrt: str, sm: int, machine: int = 183, version: str = __version__) -> bytes:
+def plugin_library(
+    tensorrt: str,
+    sm: int,
+    machine: int = 183,
+    version: str = __version__,
+    emulated: bool = False,
+) -> bytes:
     """An ELF64 file with nothing but the record of an edgepool plugin library."""
     record = {
         "format": FORMAT,
@@ -67,7 +73,7 @@ def plugin_library(tensorrt: str, sm: int, machine: int = 183, version: str = __
         "interface": "IPluginV3",
         "sm": [sm],
         "ptx": [],
-        "emulated": False,
+        "emulated": emulated,
         "operators": [],
     }
     text, names = json.dumps(record).encode(), b"\0.edgepool_record\0.shstrtab\0"

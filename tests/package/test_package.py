@@ -24,7 +24,6 @@ from edgepool.exporter.export import Options, export
 from edgepool.onnxfile import external_locations
 from edgepool.package import contents
 from edgepool.package.extract import extract
-from edgepool.package.read import verify
 from edgepool.package.wheel import write_wheel
 from edgepool.progress import silent
 from edgepool.quantize.calibrate import Options as Calibration
@@ -33,6 +32,7 @@ from edgepool.quantize.quantize import Options as Quantization
 from edgepool.quantize.quantize import quantize_bundle
 from edgepool.quantize.variants import add_fp16
 from edgepool.targets import find_target
+from tests.engine import sysroots
 from tests.environments import python_with
 from tests.exporter.conftest import exported
 from tests.exporter.models import SPARSE, config, write_checkpoint
@@ -322,44 +322,45 @@ def test_a_damaged_bundle_is_not_packed(
     assert not package.exists()
 
 
-RECORD = {
-    "emulated": False, "machine": "aarch64", "sm": [87], "tensorrt": "10.3.0", "operators": [],
-}  # fmt: skip
-
-
 def test_other_targets(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["package", str(bundle), "--target", "h100"]) == 2
     assert "h100 is no Jetson" in capsys.readouterr().err
 
 
+RIGHT = sysroots.plugin_library("10.3.0", 87)
+
+
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("content", "said"),
     [
-        ({}, None),
-        ({"emulated": True}, "it runs on the CPU, for tests"),
-        ({"machine": "x86_64"}, "it is for x86_64, a Jetson is aarch64"),
-        ({"sm": [72]}, "it has no code for sm_87"),
-        ({"tensorrt": "8.5.2"}, "it is for TensorRT 8.5.2, the target has 10.3.0.30"),
+        (sysroots.plugin_library("10.3.0", 87, emulated=True), "it runs on the CPU, for tests"),
+        (sysroots.plugin_library("10.3.0", 87, version="0.0.9"), "it is of edgepool 0.0.9"),
+        (sysroots.plugin_library("10.14.1", 87), "it is for TensorRT 10.14.1, the target has 10.3"),
+        (sysroots.plugin_library("8.5.2", 87), "it is for TensorRT 8.5.2, the target has 10.3"),
+        (sysroots.plugin_library("10.3.0", 87, 62), "it is for x86_64, a Jetson is aarch64"),
+        (sysroots.plugin_library("10.3.0", 72), "it has no code for sm_87"),
+        (RIGHT[:200], "not a library of edgepool's plugins"),
     ],
 )
-def test_a_plugin_library_is_offered_as_a_file(
-    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str], change: dict, said: str | None,
-) -> None:  # fmt: skip
-    library = tmp_path / "cross.so"
-    library.write_bytes(b"\x7fELF")
-    monkeypatch.setattr(contents, "build_record", lambda path: {**RECORD, **change})
-    package = tmp_path / "p.tar"
-    arguments = ["package", str(bundle), "--target", "jetson-agx-orin", "-o", str(package)]
-    code = main([*arguments, "--plugin-library", str(library)])
-    if said is None:
-        assert code == 0
-        (member,) = [m for m in verify(package).members if m.name.startswith("plugins/")]
-        assert (member.name, member.bytes) == ("plugins/libedgepool_plugins.so", 4)
-        extract(package, tmp_path / "out")
-        arguments = (tmp_path / "out" / "docker-args").read_text()
-        assert "--build-arg PLUGINS=plugins/libedgepool_plugins.so" in arguments
-    else:
-        assert code == 2
-        assert said in capsys.readouterr().err
-        assert not package.exists()
+def test_a_plugin_library_that_the_image_build_would_refuse(
+    bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, said: str
+) -> None:
+    (tmp_path / "cross.so").write_bytes(content)
+    package = str(tmp_path / "p.tar")
+    arguments = ["package", str(bundle), "--target", "jetson-agx-orin", "-o", package]
+    assert main([*arguments, "--plugin-library", str(tmp_path / "cross.so")]) == 2
+    assert said in capsys.readouterr().err
+    assert not Path(package).exists()
+
+
+def test_a_plugin_library_is_offered_as_a_file(bundle: Path, tmp_path: Path) -> None:
+    """Beside the wheel, for the image build: not where edgepool would load it from."""
+    (tmp_path / "cross.so").write_bytes(RIGHT)
+    target = find_target("jetson-agx-orin")
+    contents.package(Bundle.open(bundle), target, tmp_path / "p.tar", tmp_path / "cross.so")
+    out = tmp_path / "out"
+    extract(tmp_path / "p.tar", out)
+    libraries = [p for p in out.rglob("*") if p.is_file() and p.read_bytes() == RIGHT]
+    assert libraries == [out / "plugins" / "libedgepool_plugins.so"]
+    arguments = (out / "docker-args").read_text()
+    assert "--build-arg PLUGINS=plugins/libedgepool_plugins.so" in arguments
