@@ -178,7 +178,7 @@ def _triton(
     )
     if model.file is None:
         console.note(
-            "note: no engine for it here: %s says how to build one and where to put it"
+            "note: you have built no engine for it here: %s says how to, and where to put it"
             % (folder / "README.md")
         )
 

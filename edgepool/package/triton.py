@@ -15,11 +15,13 @@ import shutil
 import string
 from dataclasses import dataclass
 from pathlib import Path
-from typing import List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from .. import files
 from ..bundle import Bundle
 from ..config import ModelConfig, state_specs
+from ..engine import trust
+from ..engine.graphs import graph_name, weights_digest
 from ..engine.profiles import Limits
 from ..engine.store import ENGINE
 from ..engine.usable import engines, runtime_of
@@ -120,20 +122,24 @@ def onnx_model(bundle: Bundle, kv_tokens: int) -> Model:
 
 
 def engine_for(bundle: Bundle, target: Target, kv_tokens: Optional[int]) -> Model:
-    """The fastest engine that was built from the bundle for a target; its file is None without one.
+    """The fastest engine that this user built from the bundle for a target; its file is None
+    without one.
 
-    An engine for a batch, or for other kv_tokens, does not count.
+    An engine for a batch, or for other kv_tokens, does not count, nor does one that somebody else
+    built: an engine is code, and Triton would run it.
     """
     if not target.runs_plugins:
         raise BadInput("%s runs no engine with plugins: leave out --target" % target.name)
     for root, name, record in engines(bundle):
         limits = record["key"].get("profiles", {})
         fits = limits.get("batch") == 1 and kv_tokens in (None, limits.get("kv_tokens"))
-        if record["target"] == target.name and runtime_of(record) == "tensorrt" and fits:
+        ours = record["target"] == target.name and runtime_of(record) == "tensorrt"
+        engine = root / name / ENGINE
+        if fits and ours and is_trusted(bundle, target, engine, record):
             return Model(
                 "tensorrt_plan",
                 "model.plan",
-                root / name / ENGINE,
+                engine,
                 str(record["key"]["precision"]),
                 int(limits["input_len"]),
                 int(limits["kv_tokens"]),
@@ -142,6 +148,15 @@ def engine_for(bundle: Bundle, target: Target, kv_tokens: Optional[int]) -> Mode
     chunk = min(512, context)  # the default of `edgepool build-engine`
     dtype = str(bundle.manifest["dtype"])
     return Model("tensorrt_plan", "model.plan", None, dtype, chunk, kv_tokens or context)
+
+
+def is_trusted(bundle: Bundle, target: Target, engine: Path, record: Dict[str, Any]) -> bool:
+    """Whether an engine was built by this user, from the weights that the bundle has now."""
+    name = graph_name(bundle, target, record["key"]["precision"], "tensorrt")
+    if name not in bundle.manifest["files"]:
+        return False
+    same = record["key"].get("weights") == weights_digest(bundle, bundle.file(name))
+    return same and files.sha256(engine) == record["sha256"] in trust.built_here()
 
 
 def states_of(bundle: Bundle, precision: str, pages: int) -> List[State]:

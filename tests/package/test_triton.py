@@ -22,7 +22,9 @@ import pytest
 
 from edgepool.bundle import Bundle
 from edgepool.cli.main import main
-from edgepool.engine import store
+from edgepool.engine import store, trust
+from edgepool.engine.graphs import weights_digest
+from edgepool.files import sha256
 from edgepool.package import triton
 from edgepool.runtime.source import open_source
 from edgepool.targets import find_target
@@ -195,38 +197,67 @@ def test_state_and_inputs_are_those_of_the_graph(
     assert group.get("profile") == (["0", "1"] if plan else None)
 
 
-def test_an_engine_is_copied_with_its_limits(bundle: Path, tmp_path: Path) -> None:
-    """The engine that was built for the target, whose pools the configuration then has."""
-    copy = tmp_path / "edgepool-bundle"
-    shutil.copytree(bundle, copy)
-    target = find_target("h100")
-    written = triton.write_repository(Bundle.open(copy), tmp_path / "before", target)
-    assert written.model.file is None
-    assert "It is not there yet" in (tmp_path / "before" / "README.md").read_text()
-    assert not (tmp_path / "before" / "edgepool" / "1" / "model.plan").exists()
-    place = copy / "engines" / "h100-fp32"
+@pytest.fixture
+def with_engine(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the bundle with an engine for an Orin, for 1,000 tokens, that nobody has built."""
+    monkeypatch.setenv("EDGEPOOL_CACHE", str(tmp_path / "cache"))
+    copy = Path(shutil.copytree(bundle, tmp_path / "edgepool-bundle"))
+    opened = Bundle.open(copy)
+    place = copy / "engines" / "jetson-agx-orin-fp32"
     place.mkdir(parents=True)
     (place / "engine").write_bytes(b"serialised")
     key = {
         "precision": "fp32",
-        "runtime": "TensorRT 10.14",
+        "runtime": "TensorRT 10.3.0.30",
+        "weights": weights_digest(opened, opened.variant_path("jetson-agx-orin")),
         "profiles": {"batch": 1, "input_len": 64, "kv_tokens": 1000},
     }
     record = {
-        "version": store.VERSION, "key": key, "sha256": "0" * 64, "bytes": 10, "target": "h100",
-    }  # fmt: skip
+        "version": store.VERSION,
+        "key": key,
+        "sha256": sha256(place / "engine"),
+        "bytes": 10,
+        "target": "jetson-agx-orin",
+    }
     (place / "engine.json").write_text(json.dumps(record))
-    written = triton.write_repository(Bundle.open(copy), tmp_path / "after", target)
-    assert written.model.kv_tokens == 1000
-    plan = tmp_path / "after" / "edgepool" / "1" / "model.plan"
+    return copy
+
+
+def write(bundle: Path, folder: Path) -> triton.Repository:
+    return triton.write_repository(Bundle.open(bundle), folder, find_target("jetson-agx-orin"))
+
+
+def test_an_engine_is_copied_with_its_limits(with_engine: Path, tmp_path: Path) -> None:
+    """The engine that this user built for the target, whose pools the configuration then has."""
+    engine = with_engine / "engines" / "jetson-agx-orin-fp32" / "engine"
+    trust.remember(sha256(engine))
+    assert write(with_engine, tmp_path / "r").model.kv_tokens == 1000
+    plan = tmp_path / "r" / "edgepool" / "1" / "model.plan"
     assert plan.read_bytes() == b"serialised"
-    pool = next(
-        s for s in parsed(tmp_path / "after")["sequence_batching"]["state"]
-        if s["input_name"].startswith("k_pool.")
-    )  # fmt: skip
-    page = Bundle.open(bundle).config.page_size
+    states = parsed(tmp_path / "r")["sequence_batching"]["state"]
+    pool = next(s for s in states if s["input_name"].startswith("k_pool."))
+    page = Bundle.open(with_engine).config.page_size
     assert sizes(pool["dims"])[0] == 1 + -(-1000 // page)
-    assert "CHUNK, ENDS = %d, 64," % page in (tmp_path / "after" / "README.md").read_text()
+    assert "CHUNK, ENDS = %d, 64," % page in (tmp_path / "r" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("fault", ["of somebody else", "changed", "of other weights"])
+def test_an_engine_that_is_not_ones_own_is_left_alone(
+    with_engine: Path, tmp_path: Path, fault: str
+) -> None:
+    """Triton would run it. The README says how to build one."""
+    place = with_engine / "engines" / "jetson-agx-orin-fp32"
+    if fault != "of somebody else":
+        trust.remember(sha256(place / "engine"))
+    if fault == "changed":
+        (place / "engine").write_bytes(b"serialisee")
+    if fault == "of other weights":
+        record = json.loads((place / "engine.json").read_text())
+        record["key"]["weights"] = "0" * 64
+        (place / "engine.json").write_text(json.dumps(record))
+    assert write(with_engine, tmp_path / "r").model.file is None
+    assert "It is not there yet" in (tmp_path / "r" / "README.md").read_text()
+    assert not list((tmp_path / "r" / "edgepool" / "1").iterdir())
 
 
 @pytest.mark.parametrize(
