@@ -1,8 +1,9 @@
-"""Unpacking a package: each member is compared with the list before it has a name on the disk."""
+"""Unpacking a package: the folder gets its name when every byte was compared with the list."""
 
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 from pathlib import Path
 
@@ -37,6 +38,10 @@ def extract(path: Path, folder: Path, report: Report = silent) -> Listing:
                     place.chmod(0o755 if member.executable else 0o644)
             except Damage as damage:
                 raise not_whole(stream, path, listing, damage) from None
+            # The container's user reads the bundle, whatever this user's umask is.
+            (staged / LIST).chmod(0o644)
+            for parent, _, _ in os.walk(str(staged)):
+                os.chmod(parent, 0o755)
     return listing
 
 

@@ -73,11 +73,17 @@ def test_other_tools_read_it(package: Path, tmp_path: Path) -> None:
 
 def test_extracted_is_what_was_packed(package: Path, tmp_path: Path) -> None:
     folder = tmp_path / "with a space" / "orin"
-    listing = extract(package, folder)
+    before = os.umask(0o077)  # the container's user has to read it all the same
+    try:
+        listing = extract(package, folder)
+    finally:
+        os.umask(before)
+    folders = [folder, *(path for path in folder.rglob("*") if path.is_dir())]
+    assert {path.stat().st_mode & 0o777 for path in folders} == {0o755}
     found = files_in(folder)
     assert found.pop(LIST) == listing.to_json()
     assert found == CONTENTS
-    modes = {name: (folder / name).stat().st_mode & 0o777 for name in CONTENTS}
+    modes = {name: (folder / name).stat().st_mode & 0o777 for name in (LIST, *CONTENTS)}
     assert modes.pop("jetson/entrypoint") == 0o755
     assert set(modes.values()) == {0o644}
 
