@@ -95,10 +95,10 @@ def write_repository(
     report("verifying the bundle", 0, 1)
     bundle.verify()
     report("verifying the bundle", 1, 1)
-    context = bundle.config.max_context if kv_tokens is None else kv_tokens
-    model = (
-        engine_for(bundle, target, kv_tokens) if target is not None else onnx_model(bundle, context)
-    )
+    if target is None:
+        model = onnx_model(bundle, kv_tokens)
+    else:
+        model = engine_for(bundle, target, kv_tokens)
     limits = Limits(1, model.chunk, model.kv_tokens)
     limits.check(bundle.config)
     states = states_of(bundle, model.precision, limits.pages(bundle.config))
@@ -114,11 +114,12 @@ def write_repository(
     return Repository(folder, model, sum(state.bytes for state in states))
 
 
-def onnx_model(bundle: Bundle, kv_tokens: int) -> Model:
+def onnx_model(bundle: Bundle, kv_tokens: Optional[int]) -> Model:
     """The portable graph, which Triton's ONNX Runtime executes without a plugin."""
-    chunk = min(CHUNK, bundle.config.max_context)
-    dtype = str(bundle.manifest["dtype"])
-    return Model("onnxruntime_onnx", "model.onnx", bundle.model_path, dtype, chunk, kv_tokens)
+    context = bundle.config.max_context
+    chunk, dtype = min(CHUNK, context), str(bundle.manifest["dtype"])
+    tokens = context if kv_tokens is None else kv_tokens
+    return Model("onnxruntime_onnx", "model.onnx", bundle.model_path, dtype, chunk, tokens)
 
 
 def engine_for(bundle: Bundle, target: Target, kv_tokens: Optional[int]) -> Model:
@@ -147,7 +148,8 @@ def engine_for(bundle: Bundle, target: Target, kv_tokens: Optional[int]) -> Mode
     context = bundle.config.max_context
     chunk = min(512, context)  # the default of `edgepool build-engine`
     dtype = str(bundle.manifest["dtype"])
-    return Model("tensorrt_plan", "model.plan", None, dtype, chunk, kv_tokens or context)
+    tokens = context if kv_tokens is None else kv_tokens
+    return Model("tensorrt_plan", "model.plan", None, dtype, chunk, tokens)
 
 
 def is_trusted(bundle: Bundle, target: Target, engine: Path, record: Dict[str, Any]) -> bool:
