@@ -68,7 +68,7 @@ def lengths_for(capacity: int) -> List[int]:
 
 
 def peak_memory() -> int:
-    """The most bytes that this process had in memory; on a board the GPU's are among them."""
+    """The most bytes that this process had in memory, without a GPU's."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

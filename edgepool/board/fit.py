@@ -84,16 +84,21 @@ def fitting(
 
 
 def nothing_fits(
-    model: Model, wish: Choice, room_for: Callable[[Choice], Room], adapt: bool
+    model: Model,
+    wish: Choice,
+    room_for: Callable[[Choice], Room],
+    adapt: bool,
+    ended: Optional[Choice] = None,
 ) -> MissingRequirement:
-    """The error that says what to change."""
-    least = list(smaller(model, wish))[-1:] if adapt else []
-    choice = least[0] if least else wish
-    room = room_for(choice)
+    """The error that says what to change. ended: the last choice whose build memory ran out for."""
+    choice = [wish, *(smaller(model, wish) if adapt else ())][-1]
+    why = too_much(model, choice, room_for(choice))
+    if ended is not None:
+        why = "memory ran out while %s was built" % ended
     ways = ["close other programs", "stop the desktop (sudo init 3)"]
     if not adapt:
-        ways += [*_less(model, wish, room), "let --adapt choose"]
-    return MissingRequirement("%s: %s" % (too_much(model, choice, room), ", or ".join(ways)))
+        ways += [*_less(model, wish, room_for(wish)), "let --adapt choose"]
+    return MissingRequirement("%s: %s" % (why, ", or ".join(ways)))
 
 
 def smaller(model: Model, wish: Choice) -> Iterator[Choice]:
@@ -138,5 +143,5 @@ def _less(model: Model, wish: Choice, room: Room) -> List[str]:
         return room.holds(model.needs(dataclasses.replace(wish, **change)))  # type: ignore[arg-type]
 
     ways = ["--precision %s" % p for p in _below(model, wish.precision) if fits(precision=p)]
-    context = largest(lambda n: fits(context=n), wish.context)
+    context = largest(lambda n: fits(context=n), wish.context - 1)
     return [*ways, "--context %d" % context] if context else ways

@@ -20,7 +20,9 @@ from .fit import Choice
 from .machine import machine_lines, require
 from .wish import Opened, Tell, Wish
 
-STEPS = ("bundle", "room", "speed", "engine", "parity")  # names of the lines of the steps
+# Names of the lines that a log shows in any case: what the machine is, and the steps.
+MACHINE = ("board", "JetPack", "GPU", "TensorRT", "plugin library", "power mode", "memory")
+STEPS = ("bundle", "room", "speed", "engine", "parity")
 
 
 @dataclass(frozen=True)

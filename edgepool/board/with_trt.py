@@ -49,7 +49,7 @@ def open_session(bundle: Bundle, wish: Wish, report: Report, tell: Tell, root: P
         builds = find(choice).engine is None and target.shared_memory
         return Room(running, free if builds else None)
 
-    killed: Optional[Killed] = None
+    ended: Optional[Choice] = None
     for choice in fitting(model, first, room_for, wish.adapt, tell_of_less(tell)):
         tell_of_room(model, choice, room_for(choice), tell)
         faster = faster_mode(
@@ -59,12 +59,12 @@ def open_session(bundle: Bundle, wish: Wish, report: Report, tell: Tell, root: P
             tell(Line("speed", OK, faster))
         try:
             found = _built(find(choice), model.needs(choice), report, tell)
-        except Killed as error:
-            killed = error
+        except Killed:
+            ended = choice
             tell(Line("engine", WRONG, "memory ran out while %s was built" % choice))
             continue
         return Opened(choice, found.job.name, engine.open_session(found), exact=False)
-    raise killed or nothing_fits(model, first, room_for, wish.adapt)
+    raise nothing_fits(model, first, room_for, wish.adapt, ended)
 
 
 def _built(found: engine.Found, need: Memory, report: Report, tell: Tell) -> engine.Found:

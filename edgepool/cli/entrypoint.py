@@ -83,11 +83,11 @@ def command(
     wish = Wish(bundle, backend, precision, context, batch, adapt, threads)
     if job == "check":
         return check(wish, json)
+    if job == "bench":
+        return bench(wish, json)
     ready = _ready(wish, _note_line)
     with contextlib.closing(ready.session):
-        if job == "bench":
-            bench(ready, json)
-        elif prompt is not None:
+        if prompt is not None:
             run(ready, prompt, chat, max_new_tokens, json)
         elif json:
             console.print_json(ready.to_dict())
@@ -122,13 +122,20 @@ def run(ready: Ready, prompt: str, chat: bool, max_new_tokens: int, json: bool) 
     complete(ready.session, source, prompt_ids, GREEDY, max_new_tokens, stop=(), json=json)
 
 
-def bench(ready: Ready, json: bool) -> None:
-    """Prefill and decode at several lengths of the context, and memory."""
-    from ..board.bench import bench, peak_memory
+def bench(wish: Wish, json: bool) -> None:
+    """Prefill and decode at several lengths of the context, and memory.
 
-    with console.progress() as report:
+    What the machine has less of than before is all of it on a board, the GPU's share too.
+    """
+    from ..board.bench import bench, peak_memory
+    from ..engine.memory import available
+
+    before = available()
+    ready = _ready(wish, _note_line)
+    with contextlib.closing(ready.session), console.progress() as report:
         speeds = bench(ready.session, report)
-    memory = {"cache": ready.session.cache_bytes, "process peak": peak_memory()}
+        taken = max(0, before - available())
+        memory = {"cache": ready.session.cache_bytes, "machine": taken, "process": peak_memory()}
     if json:
         found = {"speeds": [dict(vars(speed)) for speed in speeds], "memory": memory}
         console.print_json({**ready.to_dict(), **found})
@@ -156,11 +163,11 @@ def _ready(wish: Wish, tell: Callable[[Line], None]) -> Ready:
 
 
 def _note_line(line: Line) -> None:
-    """A line of the log about what a step found, or what the machine lacks or could do better."""
-    from ..board.ready import STEPS
+    """A line of the log: what the machine is, what it lacks or could do better, each step."""
+    from ..board.ready import MACHINE, STEPS
     from ..engine.line import OK
 
-    if line.name in STEPS or line.state != OK or line.fix:
+    if line.name in (*MACHINE, *STEPS) or line.state != OK or line.fix:
         hint = " (%s)" % line.fix if line.fix else ""
         console.note("%s: %s%s" % (line.name, line.found, hint))
 

@@ -100,6 +100,7 @@ class OrtBackend:
         past_len: np.ndarray,
         new_len: np.ndarray,
         logit_rows: np.ndarray,
+        read: bool = True,
     ) -> np.ndarray:
         arrays = (input_ids, page_table, past_len, new_len, logit_rows)
         for name, array in zip(STEP_INPUTS, arrays):

@@ -20,7 +20,8 @@ class Backend(Protocol):
 
     cache_bytes  bytes of all state tensors
     step         input_ids [B,S], page_table [B,MP], past_len [B], new_len [B], logit_rows [B,R]
-                 int32 -> logits [B,R,vocab] float32, valid until the next step; updates the state
+                 int32 -> logits [B,R,vocab] float32, valid until the next step; updates the state.
+                 read: whether anybody looks at them, they need not be fetched otherwise
     close        gives back what it holds; nothing can be run afterwards
     """
 
@@ -33,6 +34,7 @@ class Backend(Protocol):
         past_len: np.ndarray,
         new_len: np.ndarray,
         logit_rows: np.ndarray,
+        read: bool = True,
     ) -> np.ndarray: ...
 
     def close(self) -> None: ...
@@ -125,7 +127,7 @@ class Session:
                 break
             part, inside = self._step(new_len, wanted)
             if logits is None:
-                logits = np.full(wanted.shape + part.shape[2:], np.nan, np.float32)
+                logits = np.full(wanted.shape + (self.config.vocab_size,), np.nan, np.float32)
             columns = np.flatnonzero(inside.any(0))
             for r, column in enumerate(columns):
                 logits[inside[:, column], column] = part[inside[:, column], r]
@@ -151,6 +153,7 @@ class Session:
             past,
             new_len,
             np.ascontiguousarray(logit_rows, np.int32),
+            read=bool(inside.any()),
         )
         self.past_len = past + new_len
         return logits, inside

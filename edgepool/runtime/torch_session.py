@@ -58,6 +58,7 @@ class TorchBackend:
         past_len: np.ndarray,
         new_len: np.ndarray,
         logit_rows: np.ndarray,
+        read: bool = True,
     ) -> np.ndarray:
         import torch
 

@@ -67,14 +67,14 @@ class TrtBackend:
         self._buffers: Dict[str, Buffer] = {}
         self._state: Dict[str, List[int]] = {}
         self._graphs: "OrderedDict[Tuple[int, ...], Optional[Graph]]" = OrderedDict()
-        self._turn = 0
+        self._copies, self._turn = (1 if in_place else 2), 0
         try:
-            self._open(engine, trt, config, in_place)
+            self._open(engine, trt, config)
         except BaseException:
             self.close()
             raise
 
-    def _open(self, engine: bytes, trt: Any, config: ModelConfig, in_place: bool) -> None:
+    def _open(self, engine: bytes, trt: Any, config: ModelConfig) -> None:
         device = self._device
         self._logger = trt.Logger(trt.Logger.WARNING)
         self._runtime = trt.Runtime(self._logger)  # both have to outlive the engine
@@ -97,9 +97,8 @@ class TrtBackend:
         for name in state_names(config):
             nbytes = item_bytes(trt, self._engine.get_tensor_dtype(name))
             nbytes *= int(np.prod(most[name], dtype=np.int64))
-            copies = 1 if in_place else 2
-            self._state[name] = [device.allocate(nbytes) for _ in range(copies)]
-            self.cache_bytes += nbytes * copies
+            self._state[name] = [device.allocate(nbytes) for _ in range(self._copies)]
+            self.cache_bytes += nbytes * self._copies
         self._bind()
 
     def step(
@@ -109,6 +108,7 @@ class TrtBackend:
         past_len: np.ndarray,
         new_len: np.ndarray,
         logit_rows: np.ndarray,
+        read: bool = True,
     ) -> np.ndarray:
         single = input_ids.shape[1] == 1
         if single:
@@ -118,10 +118,10 @@ class TrtBackend:
         for name, array in arrays.items():
             self._buffers[name].write(array)
         rows = logit_rows.shape[1]
-        shape = (*page_table.shape, rows, self._turn)
-        graph = self._graphs.get(shape) if single else None
+        key = (*page_table.shape, rows, self._turn)
+        graph = self._graphs.get(key) if single else None
         if graph is not None:
-            self._graphs.move_to_end(shape)
+            self._graphs.move_to_end(key)
             graph.launch()
         else:
             for name, array in arrays.items():
@@ -130,13 +130,15 @@ class TrtBackend:
                 raise MissingRequirement(
                     "TensorRT could not run a step: its messages above say why"
                 )
-            if single and shape not in self._graphs:
+            if single and key not in self._graphs:
                 # The first run of a shape may still set things up; the next can be recorded.
-                self._keep(shape, self._device.capture(lambda: self._run(context)))
-        logits = self._buffers["logits"].read((self.batch, rows, self._vocab))
+                self._keep(key, self._device.capture(lambda: self._run(context)))
+        shape = (self.batch, rows, self._vocab)
+        logits = self._buffers["logits"].read(shape) if read else np.empty(shape, np.float32)
         self._device.synchronize()
-        self._turn = (self._turn + 1) % len(next(iter(self._state.values()), [0]))
-        self._bind()
+        if self._copies > 1:
+            self._turn = 1 - self._turn
+            self._bind()
         return logits
 
     def close(self) -> None:
@@ -157,9 +159,9 @@ class TrtBackend:
     def _run(self, context: Any) -> bool:
         return bool(context.execute_async_v3(self._device.stream))
 
-    def _keep(self, shape: Tuple[int, ...], graph: Optional[Graph]) -> None:
+    def _keep(self, key: Tuple[int, ...], graph: Optional[Graph]) -> None:
         """Keep a graph, or that there can be none, in place of the one used longest ago."""
-        self._graphs[shape] = graph
+        self._graphs[key] = graph
         if len(self._graphs) > MOST_GRAPHS:
             _, old = self._graphs.popitem(last=False)
             if old is not None:

@@ -10,6 +10,7 @@ import re
 import resource
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -312,9 +313,11 @@ def test_a_build_that_linux_ends(
     monkeypatch.setenv("IMITATED_FAILURE", "kill")
     assert orin.run("build", *arguments) == 3
     said = capfd.readouterr().err
-    assert "error: the build was ended, as Linux does when memory runs out" in said
-    tried = re.findall("memory ran out while (.*) was built", said)
-    assert tried == ["FP32 for %d tokens" % n for n in ((2048, 1024) if arguments else (2048,))]
+    contexts = (2048, 1024) if arguments else (2048,)
+    tried = re.findall("^engine: memory ran out while (.*) was built", said, re.M)
+    assert tried == ["FP32 for %d tokens" % n for n in contexts]
+    assert "error: memory ran out while %s was built: close other" % tried[-1] in said
+    assert ("let --adapt choose" in said) == (not arguments)
 
 
 # ------------------------------------------------------------------------------------ engines
@@ -492,18 +495,44 @@ def test_a_faster_power_mode_is_named(
     assert "sudo jetson_clocks before measuring" in table
 
 
-# ------------------------------------------------------------------------------------ kill -9
+# ----------------------------------------------------------------------- processes, kill -9
+
+
+def start(board: Board, seconds: float, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+    """A build of so many seconds on the board, in a process."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.board.imitated", str(board.root), "87", "build",
+         str(board.bundle), *arguments],
+        env=imitated.environment(board.cache, ORIN_TRT, IMITATED_SECONDS=str(seconds)),
+        cwd=imitated.ROOT,
+        text=True,
+        **options,
+    )  # fmt: skip
+
+
+def test_sigterm_ends_a_build(orin: Board) -> None:
+    """As `docker stop` does: at once, and nothing of it is left, the builder's process either."""
+    process = start(orin, 60, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("parsing the graph: 1/1"):
+            break
+    process.terminate()
+    assert process.wait(20) == 128 + signal.SIGTERM
+    assert [p.name for p in (orin.cache / "engines").glob("*/*")] == [".lock"]
+
+
+def test_two_starts_share_one_engine(orin: Board) -> None:
+    both = [start(orin, 3, stderr=subprocess.PIPE) for _ in range(2)]
+    logs = [process.communicate()[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert sorted("building the engine" in log for log in logs) == [False, True]
+    assert all("parity: 100.0 %" in log for log in logs)
 
 
 def killed(board: Board, context: int, after: float) -> bool:
     """Start a build on the board, and kill it after so many seconds; whether it came to that."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.board.imitated", str(board.root), "87", "build",
-         str(board.bundle), "--context", str(context)],
-        env=imitated.environment(board.cache, ORIN_TRT, IMITATED_SECONDS="2"),
-        stderr=subprocess.DEVNULL,
-        cwd=imitated.ROOT,
-    )  # fmt: skip
+    process = start(board, 2, "--context", str(context), stderr=subprocess.DEVNULL)
     try:
         process.wait(after)
         return False

@@ -47,7 +47,7 @@ class Changed(FakeBackend):
         super().__init__(config(), 1, 20)
         self._change = change
 
-    def step(self, *inputs: Any) -> np.ndarray:
+    def step(self, *inputs: Any, read: bool = True) -> np.ndarray:
         return self._change(super().step(*inputs))
 
 

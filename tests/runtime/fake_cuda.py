@@ -30,6 +30,7 @@ class Gpu:
         self.queue: list[Operation] = []
         self.capturing: list[Operation] | None = None
         self.launches = 0
+        self.fetched = 0  # copies to the host
         self._handles = iter(range(77, 1 << 30))
 
     def stream(self) -> int:
@@ -64,6 +65,7 @@ class Gpu:
         device = source if host == to else to
         assert nbytes <= self.memory[device].nbytes
         assert any(a <= host and host + nbytes <= a + x.nbytes for a, x in self.pinned.items())
+        self.fetched += host == to
         self.submit(stream, lambda: ctypes.memmove(to, source, nbytes))
 
     def synchronize(self, stream: int) -> None:

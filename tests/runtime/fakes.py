@@ -59,7 +59,7 @@ class FakeBackend:
         self._pools = np.zeros((pages, config.page_size // config.index.ratio), np.int64)
         self._tail = np.zeros((batch, config.index.ratio), np.int64)
 
-    def step(self, input_ids, page_table, past_len, new_len, logit_rows) -> np.ndarray:
+    def step(self, input_ids, page_table, past_len, new_len, logit_rows, read=True) -> np.ndarray:
         for array in (input_ids, page_table, past_len, new_len, logit_rows):
             assert array.dtype == np.int32
             assert array.flags.c_contiguous

@@ -91,6 +91,17 @@ def test_same_logits_as_onnx_runtime(
     assert gpu.is_clean
 
 
+def test_logits_that_nobody_reads_stay_where_they_are(
+    exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Gpu()
+    session, reference = open_both(exported, device_of(gpu, "pycuda", monkeypatch), gpu)
+    prompt = [token_ids(41, seed=4), token_ids(40, seed=5)]
+    np.testing.assert_allclose(session.feed(prompt), reference.feed(prompt), atol=1e-5)
+    assert gpu.fetched == 1  # of three steps
+    session.close()
+
+
 def test_only_the_latest_graphs_are_kept(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trt_session, "TABLE_COLUMNS", 1)  # a shape for every page
     monkeypatch.setattr(trt_session, "MOST_GRAPHS", 3)
