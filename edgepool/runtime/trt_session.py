@@ -7,6 +7,7 @@ change places after each step.
 
 from __future__ import annotations
 
+import traceback
 from collections import OrderedDict
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -70,7 +71,8 @@ class TrtBackend:
         self._copies, self._turn = (1 if in_place else 2), 0
         try:
             self._open(engine, trt, config)
-        except BaseException:
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)  # they hold on to the engine
             self.close()
             raise
 

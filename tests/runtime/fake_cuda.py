@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import weakref
 from types import SimpleNamespace
 from typing import Any, Callable
 
@@ -27,6 +28,7 @@ class Gpu:
         self.streams: set[int] = set()
         self.recorded: dict[int, list[Operation]] = {}  # graphs and executables
         self.contexts = 0
+        self.users: weakref.WeakSet[Any] = weakref.WeakSet()  # engines, which have to go first
         self.queue: list[Operation] = []
         self.capturing: list[Operation] | None = None
         self.launches = 0
@@ -37,6 +39,10 @@ class Gpu:
         handle = next(self._handles)
         self.streams.add(handle)
         return handle
+
+    def end_stream(self, stream: int) -> None:
+        assert not self.users, "an engine is still there"
+        self.streams.remove(stream)
 
     def allocate(self, nbytes: int) -> int | None:
         """Memory full of garbage, as real memory may be; None where there is too little."""
@@ -141,7 +147,7 @@ def fake_pycuda(gpu: Gpu) -> Any:
 
         def __del__(self) -> None:
             assert gpu.contexts == 1
-            gpu.streams.remove(self.handle)
+            gpu.end_stream(self.handle)
 
     class Allocation:
         def __init__(self, address: int) -> None:
@@ -292,5 +298,5 @@ class FakeRuntime:
         return (OK,)
 
     def cudaStreamDestroy(self, stream: int) -> Any:
-        self._gpu.streams.remove(stream)
+        self._gpu.end_stream(stream)
         return (OK,)

@@ -63,32 +63,29 @@ def profile_shapes(graph: bytes, profiles: list[Profile]) -> list[Shapes]:
 # ---------------------------------------------------------------------------------- execution
 
 
-class IExecutionContext:
-    def __init__(self, engine: ICudaEngine, managed: bool) -> None:
+class OldContext:
+    """IExecutionContext of 8.5, whose memory is a property."""
+
+    def __init__(self, engine: OldEngine, managed: bool) -> None:
         self._engine = weakref.ref(engine)
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._addresses: dict[str, int] = {}
         self._profile: int | None = None
         self._scratch = 0 if managed else SCRATCH
-        if engine.new:
-            self.set_device_memory = self._set_device_memory
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "device_memory":
-            engine = self._live()
-            assert not engine.new
-            self._scratch = engine.gpu.memory[value].nbytes
-        object.__setattr__(self, name, value)
-
-    def _live(self) -> ICudaEngine:
+    def _live(self) -> OldEngine:
         engine = self._engine()
         assert engine is not None, "the engine is gone"
         engine.check()
         return engine
 
-    def _set_device_memory(self, memory: int, size: int) -> None:
-        assert size <= self._live().gpu.memory[memory].nbytes
-        self._scratch = size
+    @property
+    def device_memory(self) -> None:
+        raise AssertionError("it is set, not read")
+
+    @device_memory.setter
+    def device_memory(self, memory: int) -> None:
+        self._scratch = self._live().gpu.memory[memory].nbytes
 
     def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
         engine = self._live()
@@ -122,7 +119,17 @@ class IExecutionContext:
         return True
 
 
-def run(engine: ICudaEngine, shapes: dict[str, tuple[int, ...]], addresses: dict[str, int]) -> None:
+class IExecutionContext(OldContext):
+    """That of 10.3."""
+
+    device_memory = None  # type: ignore[assignment]
+
+    def set_device_memory(self, memory: int, size: int) -> None:
+        assert size <= self._live().gpu.memory[memory].nbytes
+        self._scratch = size
+
+
+def run(engine: OldEngine, shapes: dict[str, tuple[int, ...]], addresses: dict[str, int]) -> None:
     """One step, on what the memory holds when its turn comes."""
 
     def view(name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -136,13 +143,18 @@ def run(engine: ICudaEngine, shapes: dict[str, tuple[int, ...]], addresses: dict
         view(name, value.shape)[...] = value
 
 
-class ICudaEngine:
+class OldEngine:
+    """ICudaEngine of 8.5."""
+
+    device_memory_size = SCRATCH
+
     def __init__(self, graph: bytes, profiles: list[Shapes], module: Any, runtime: Any) -> None:
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
         options.log_severity_level = 3
         self.session = ort.InferenceSession(graph, options, ["CPUExecutionProvider"])
-        self.gpu, self.in_place, self.new = module.gpu, module.in_place, module.new
+        self.gpu, self.in_place = module.gpu, module.in_place
+        self.gpu.users.add(self)
         self.profiles = profiles
         self._runtime = weakref.ref(runtime)
         self.inputs = {v.name: v.shape for v in self.session.get_inputs()}
@@ -151,9 +163,6 @@ class ICudaEngine:
         self.dtypes = {v.name: TYPES[v.type] for v in values}
         self.num_io_tensors = len(self.dtypes)
         self.num_optimization_profiles = len(profiles)
-        setattr(self, "device_memory_size_v2" if self.new else "device_memory_size", SCRATCH)
-        if not self.new:
-            self.create_execution_context_without_device_memory = lambda: self._context(True)
 
     def check(self) -> None:
         runtime = self._runtime()
@@ -170,13 +179,20 @@ class ICudaEngine:
     def get_tensor_profile_shape(self, name: str, profile_index: int) -> list[tuple[int, ...]]:
         return [tuple(shape) for shape in self.profiles[profile_index][name]]
 
-    def create_execution_context(self, strategy: Any) -> IExecutionContext:
-        assert self.new
-        return self._context(strategy is Strategy.USER_MANAGED)
-
-    def _context(self, managed: bool) -> IExecutionContext:
+    def create_execution_context_without_device_memory(self) -> OldContext:
         self.check()
-        return IExecutionContext(self, managed)
+        return OldContext(self, True)
+
+
+class ICudaEngine(OldEngine):
+    """That of 10.3."""
+
+    device_memory_size_v2 = SCRATCH
+    device_memory_size = create_execution_context_without_device_memory = None  # type: ignore
+
+    def create_execution_context(self, strategy: Any) -> IExecutionContext:
+        self.check()
+        return IExecutionContext(self, strategy is Strategy.USER_MANAGED)
 
 
 Strategy = enum.Enum("Strategy", "STATIC ON_PROFILE_CHANGE USER_MANAGED")
@@ -316,14 +332,15 @@ def imitation(gpu: Gpu, version: str, in_place: bool = True, seconds: float = 0.
         def check(self) -> None:
             assert self._logger() is not None, "the logger is gone"
 
-        def deserialize_cuda_engine(self, serialized_engine: bytes) -> ICudaEngine | None:
+        def deserialize_cuda_engine(self, serialized_engine: bytes) -> OldEngine | None:
             if not serialized_engine.startswith(MAGIC):
                 return None
             header, graph = serialized_engine[len(MAGIC) :].split(b"\n", 1)
             engine = json.loads(header)
             if engine["version"] != version:
                 return None
-            return ICudaEngine(graph, engine["profiles"], module, self)
+            kind = ICudaEngine if new else OldEngine
+            return kind(graph, engine["profiles"], module, self)
 
     class Builder:
         def __init__(self, logger: Any) -> None:
@@ -378,7 +395,7 @@ def imitation(gpu: Gpu, version: str, in_place: bool = True, seconds: float = 0.
         registered.append("by ctypes")
 
     module = SimpleNamespace(
-        __version__=version, __name__="tensorrt", gpu=gpu, in_place=in_place, new=new,
+        __version__=version, __name__="tensorrt", gpu=gpu, in_place=in_place,
         ILogger=ILogger, Logger=Logger, Runtime=Runtime, Builder=Builder, OnnxParser=OnnxParser,
         NetworkDefinitionCreationFlag=flags("EXPLICIT_BATCH", "STRONGLY_TYPED"),
         BuilderFlag=flags("FP16", "INT8", "OBEY_PRECISION_CONSTRAINTS"),
