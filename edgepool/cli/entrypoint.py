@@ -42,7 +42,7 @@ def command(
     ),
     backend: str = typer.Option("trt", help="trt, or ort: ONNX Runtime on the CPU, no GPU needed."),
     precision: Optional[str] = typer.Option(
-        None, help="fp32, fp16 or int8; by default the bundle's own float type."
+        None, help="fp32, fp16 or int8; by default fp16 where the bundle has it, else fp32."
     ),
     context: Optional[int] = typer.Option(
         None, help="Tokens per sequence; by default the model's context."

@@ -148,6 +148,7 @@ def test_from_bundle_to_text_on_every_board(
     assert board.run("check", "--json") == 0
     lines = {x["name"]: x["found"] for x in json.loads(capfd.readouterr().out)["lines"]}
     assert lines["engine"].endswith("from the cache")
+    assert "speed" not in lines  # the mode is the fastest
     assert {path: path.stat().st_mtime_ns for path in board.bundle.rglob("*")} == before
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import typer.main
 from edgepool import bundle as bundles
 from edgepool.cli.entrypoint import app, main
 from edgepool.cli.main import main as edgepool
+from tests.environments import python_3_8, python_with
 
 ROOT = Path(__file__).resolve().parents[2]
 ORT = ["--backend", "ort"]
@@ -77,6 +79,25 @@ def test_the_file_itself_runs(exported: Path) -> None:
     assert process.returncode == 0, process.stderr
     assert json.loads(process.stdout)["parity"]["agreement"] == 1
     assert {path: path.stat().st_mtime_ns for path in exported.rglob("*")} == before
+
+
+def test_on_the_python_of_jetpack_5(exported: Path) -> None:
+    """With the packages of its image, to the version."""
+    interpreter = python_3_8()
+    if interpreter is None:
+        pytest.skip("this machine has no Python 3.8")
+    pinned = str(ROOT / "jetson" / "requirements-jp5.txt")
+    process = subprocess.run(
+        [str(python_with("--no-deps", "-r", pinned, interpreter=interpreter)),
+         str(ROOT / "jetson" / "entrypoint"), "check", str(exported), *ORT, "--json"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr
+    lines = {line["name"]: line["found"] for line in json.loads(process.stdout)["lines"]}
+    assert lines["Python"].startswith("3.8")
+    assert lines["parity"].startswith("100.0 %")
 
 
 def test_a_bundle_in_the_folder_is_found(bundle: Path, capfd: pytest.CaptureFixture[str]) -> None:
