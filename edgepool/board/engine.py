@@ -14,6 +14,7 @@ from ..engine import build, store, tensorrt_api
 from ..engine.footprint import Memory
 from ..engine.graphs import Graph, graph_name, graph_of
 from ..engine.memory import GIB
+from ..engine.place import Place, place_for
 from ..engine.profiles import Limits
 from ..errors import BadInput, GateFailed, MissingRequirement
 from ..progress import Report
@@ -34,7 +35,7 @@ class Job:
     choice: Choice
     options: build.Options
     limits: Limits
-    place: build.Place
+    place: Place
     graph: Graph
     root: Path
     name: str
@@ -76,7 +77,7 @@ def job_for(bundle: Bundle, target: Target, choice: Choice) -> Job:
         kv_tokens=limits.kv_tokens,
         timing_cache=cache_folder() / "timing" / _file_name(target),
     )
-    place = build.place_for(options)
+    place = place_for(target.name, "tensorrt", [target.name])
     if place.elsewhere:
         raise MissingRequirement(
             "the GPU here is not that of the %s: is this another board, with its files mounted?"

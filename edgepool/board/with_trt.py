@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Dict, Optional
 
 from ..bundle import Bundle
-from ..engine import gpu
-from ..engine.build import Killed, target_of
+from ..engine import gpu, tensorrt_api
+from ..engine.build import Killed
 from ..engine.doctor import profile_of
 from ..engine.footprint import Memory
 from ..engine.line import MISSING, OK, WRONG, Line
 from ..engine.machine import Machine
 from ..engine.memory import RESERVE, available
+from ..engine.place import target_here
 from ..engine.plan import GPU_RESERVE
 from ..errors import MissingRequirement
 from ..progress import Report
@@ -32,7 +33,8 @@ def open_session(bundle: Bundle, wish: Wish, report: Report, tell: Tell, root: P
             "the driver finds no GPU: in a container, start it with --runtime nvidia and in the "
             "groups that own the GPU (--group-add video --group-add render)"
         )
-    target = profile_of(machine) or target_of(here)
+    api = tensorrt_api.find("tensorrt")
+    target = profile_of(machine) or target_here(here, api, None, list(bundle.manifest["variants"]))
     precisions = engine.precisions_of(bundle, target)
     model = Model(bundle.config_of, precisions, bundle.manifest["dtype"], target)
     first = first_choice(bundle, precisions, wish)

@@ -1,14 +1,7 @@
 """`edgepool build-engine`: from a bundle to an engine that this or another machine runs.
 
-What is built depends on where it is to run:
-
-    no --target, a GPU here           TensorRT, plugins, for this GPU
-    no --target, no GPU               TensorRT-RTX, ahead of time, for its default GPUs
-    --target of this machine          TensorRT, plugins
-    --target of another machine       nothing: its variant is made and checked, then what to type
-    --runtime rtx                     TensorRT-RTX for the target's compute capability
-
-What the bundle lacks for it is made first (`prepare`).
+`place` says where it is to run and what builds it, `prepare` makes what the bundle lacks for it,
+`graphs` gives the graph, `builder` builds in a child process, `store` keeps the engine.
 """
 
 from __future__ import annotations
@@ -21,17 +14,17 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple, Type
+from typing import Any, Dict, List, Optional, Type
 
 from .. import files
 from ..bundle import Bundle
 from ..config import state_specs
 from ..errors import BadInput, EdgepoolError, GateFailed, MissingRequirement
 from ..progress import Report, silent
-from ..targets import Target, find_target, load_targets
-from . import gpu, memory, store, tensorrt_api
+from . import memory, store, tensorrt_api
 from .builder import OUT_OF_MEMORY, Request
-from .graphs import Graph, flag, graph_name, graph_of
+from .graphs import Graph, graph_of
+from .place import Place, not_here, place_for
 from .prepare import Say, complete
 from .profiles import Limits, profiles
 
@@ -73,19 +66,6 @@ class Built:
     reused: bool
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where an engine is to run, and what builds it. elsewhere: it cannot be built here."""
-
-    name: str
-    runtime: str
-    target: Optional[Target]
-    elsewhere: bool = False
-    compute_capabilities: Tuple[int, ...] = ()
-    gpu: Optional[gpu.Gpu] = None
-    plugins: Optional[Path] = None
-
-
 def build_engine(
     bundle: Bundle, options: Options, report: Report = silent, say: Say = lambda line: None
 ) -> Built:
@@ -100,7 +80,7 @@ def build_engine(
     length = min(options.input_len, bundle.config.max_context)
     limits = Limits(options.batch, length, kv_tokens)
     limits.check(bundle.config)
-    place = place_for(options)
+    place = place_for(options.target, options.runtime, list(bundle.manifest["variants"]))
     root = store.root_for(bundle)
     with store.locked(root, lambda: report("waiting for another build", 0, 1)):
         bundle = Bundle.open(bundle.path)  # another build may have added to it
@@ -123,69 +103,6 @@ def build_engine(
             staged.facts.update(describe(bundle, place, precision, limits))
             staged.facts.update(run(graph, place, options, limits, bundle, staged.engine, report))
         return Built(root / name / store.ENGINE, staged.record, reused=False)
-
-
-def place_for(options: Options) -> Place:
-    """Where to build for. Raises BadInput and MissingRequirement for what nothing can build."""
-    here = gpu.find()
-    if options.runtime not in ("auto", *tensorrt_api.RUNTIMES):
-        raise BadInput("runtime '%s': choose auto, tensorrt or rtx" % options.runtime)
-    if options.target is None:
-        if options.runtime == "rtx" or (options.runtime == "auto" and here is None):
-            return ahead_of_time("rtx", None, (here.sm,) if here else ())
-        if here is None:
-            raise MissingRequirement(
-                "no GPU here, and TensorRT builds for the GPU it runs on: "
-                "`--runtime rtx` builds without one"
-            )
-        target = target_of(here)
-        return Place(target.name, "tensorrt", target, gpu=here, plugins=plugin_library())
-    target = find_target(options.target)
-    if target.sm is None:
-        raise BadInput(
-            "%s needs no engine: ONNX Runtime runs the bundle (`edgepool run`)" % target.name
-        )
-    ahead = "tensorrt_rtx" in target.software
-    if options.runtime == "rtx" or (options.runtime == "auto" and ahead):
-        return ahead_of_time("%s-rtx" % target.name, target, (target.sm,))
-    if here is not None and here.sm == target.sm:
-        return Place(target.name, "tensorrt", target, gpu=here, plugins=plugin_library())
-    return Place(target.name, "tensorrt", target, elsewhere=True)
-
-
-def ahead_of_time(name: str, target: Optional[Target], capabilities: Tuple[int, ...]) -> Place:
-    """TensorRT-RTX for these compute capabilities; raises BadInput for one that it lacks."""
-    tensorrt_api.compute_capabilities(tensorrt_api.find("rtx"), capabilities)
-    return Place(name, "rtx", target, compute_capabilities=capabilities)
-
-
-def target_of(here: gpu.Gpu) -> Target:
-    """The profile of this machine's GPU."""
-    for target in load_targets().values():
-        if target.sm == here.sm:
-            return target
-    raise MissingRequirement(
-        "%s (compute capability %d.%d) is no target yet: `--runtime rtx` may build for it"
-        % (here.name, here.sm // 10, here.sm % 10)
-    )
-
-
-def not_here(bundle: Bundle, place: Place, precision: str) -> MissingRequirement:
-    """What to type on the target, whose graph is ready."""
-    here, target = gpu.find(), place.target
-    assert target is not None
-    return MissingRequirement(
-        "%s is complete and checked, but its engine can only be built on the %s "
-        "(here: %s): copy the bundle there and run `edgepool build-engine %s%s --target %s`"
-        % (
-            (bundle.path / graph_name(bundle, target, precision, place.runtime)).parent,
-            target.title,
-            here.name if here else "no GPU",
-            bundle.path.name,
-            flag(bundle, precision),
-            target.name,
-        )
-    )
 
 
 def key_of(graph: Graph, place: Place, options: Options, limits: Limits) -> Dict[str, Any]:
@@ -317,13 +234,3 @@ def failure(answer: Dict[str, Any], code: int) -> EdgepoolError:
         "TensorRT ended the build (%s): its messages above say why"
         % ("signal %d" % -code if code < 0 else "exit code %d" % code)
     )
-
-
-def plugin_library() -> Path:
-    """The installed plugin library; raises MissingRequirement where there is none."""
-    from ..plugin_library import installed
-
-    library = installed()
-    if library is None:
-        raise MissingRequirement("no plugin library is built: `edgepool build-plugins` makes one")
-    return library
