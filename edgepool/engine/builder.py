@@ -132,6 +132,8 @@ def open_timing_cache(config: Any, path: Optional[str]) -> Any:
     if path is None:
         return None
     file = Path(path)
+    if file.is_dir() or not file.parent.is_dir():
+        raise BadInput("--timing-cache %s: name a file in a folder that exists" % file)
     cache = config.create_timing_cache(file.read_bytes() if file.is_file() else b"")
     config.set_timing_cache(cache, False)
     return cache

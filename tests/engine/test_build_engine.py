@@ -21,6 +21,8 @@ from edgepool.engine import build, gpu, store, tensorrt_api, trust
 from edgepool.engine.usable import find_usable
 from edgepool.errors import BadInput, GateFailed, MissingRequirement
 
+from .machines import full_disk
+
 pytest.importorskip(
     "tensorrt_rtx_bindings", reason="tensorrt-rtx is not installed: pip install 'edgepool[rtx]'"
 )
@@ -135,7 +137,6 @@ def test_a_record_that_others_can_write_proves_nothing(cache: Path) -> None:
         (["--target", "cpu"], 2, "ONNX Runtime runs the bundle"),
         (["--runtime", "tensorrt"], 3, "no GPU here"),
         (["--runtime", "torch"], 2, "choose auto, tensorrt or rtx"),
-        (["--fp16"], 2, "export it with `edgepool export --dtype fp16`"),
         (["--int8", "--fp16"], 2, "choose one"),
         (["--max-kv-tokens", "0"], 2, "--max-kv-tokens"),
         (["--max-batch-size", "-1"], 2, "--max-batch-size"),
@@ -154,6 +155,28 @@ def test_what_cannot_be_built_here(
     assert main(["build-engine", str(exported), *arguments]) == code
     assert words in capfd.readouterr().err
     assert sorted(p.name for p in (exported / "engines").glob("*")) == before
+
+
+def test_a_full_disk_leaves_what_was_there(
+    exported: Path, built: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with full_disk(1_000_000):
+        assert main(["build-engine", str(exported), *SMALL, "--force"]) == 2
+    error = capfd.readouterr().err.splitlines()[-1]
+    assert "cannot be written: file too large: free some space, or write elsewhere" in error
+    record = store.read(exported / "engines", NAME)
+    assert record is not None
+    assert record["sha256"] == built["sha256"]
+    assert sorted(p.name for p in (exported / "engines").iterdir()) == [".lock", NAME]
+
+
+@pytest.mark.parametrize("place", [".", "no/such/file"])
+def test_a_timing_cache_that_cannot_be_written_is_named_first(
+    exported: Path, place: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    option = ["--timing-cache", str(tmp_path / place)]
+    assert main(["build-engine", str(exported), *SMALL, "--force", *option]) == 2
+    assert "name a file in a folder that exists" in capfd.readouterr().err
 
 
 HERE = gpu.Gpu("GeForce RTX 4090", 89, 24 << 30, "13.0")

@@ -27,6 +27,8 @@ from tests.exporter.conftest import exported
 from tests.exporter.models import SPARSE, config
 from tests.test_board_side import EXTRAS
 
+from .machines import full_disk
+
 ORIN, XAVIER = "jetson-agx-orin", "jetson-agx-xavier"
 INT8 = FILES["int8"]
 
@@ -114,6 +116,17 @@ def test_a_gate_that_fails_builds_nothing(
     assert not list(bundle.rglob(INT8))
     assert [path.name for path in bundle.glob("engines/*")] == [".lock"]
     assert "calibration.json" in left.manifest["files"]  # `--auto` goes on from here
+
+
+def test_a_full_disk_leaves_the_bundle_as_it_was(
+    bundle: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = {p: p.read_bytes() for p in bundle.rglob("*") if p.is_file()}
+    with full_disk(60_000):
+        assert main(["build-engine", str(bundle), "--int8", "--target", ORIN]) == 2
+    assert "no space left to write it" in capfd.readouterr().err.splitlines()[-1]
+    after = {p: p.read_bytes() for p in bundle.rglob("*") if p.is_file() and p.name != ".lock"}
+    assert after == before
 
 
 def test_int8_of_another_calibration_is_refused(
