@@ -10,13 +10,12 @@ from typing import Callable, Dict, List, Optional
 
 from ..bundle import Bundle
 from ..config import ModelConfig
+from ..engine.graphs import FILES
 from ..errors import BadInput
 from ..onnxfile import external_locations
 from . import chat
 from .session import Session
 from .tokenizer import Tokenizer
-
-INT8 = "model.int8.onnx"
 
 
 @dataclass
@@ -69,7 +68,7 @@ def open_source(
     if int8 and (backend in ("torch", "trt") or path.suffix == ".pt"):
         raise BadInput(
             "--int8: ONNX Runtime runs a bundle's %s: name a bundle, without --backend (trt takes "
-            "the fastest engine that there is)" % INT8
+            "the fastest engine that there is)" % FILES["int8"]
         )
     if path.suffix == ".pt" or path.is_file():
         if backend in ("ort", "trt"):
@@ -93,7 +92,7 @@ def open_source(
 def _bundle_source(bundle: Bundle, threads: int, device: str, int8: bool) -> Source:
     from . import ort_session
 
-    name = INT8 if int8 else "model.onnx"
+    name = FILES["int8"] if int8 else "model.onnx"
     if name not in bundle.manifest["files"]:
         raise BadInput("%s: it has no %s: `edgepool quantize` makes one" % (bundle.path, name))
     graph, config = bundle.file(name), bundle.config_of("int8" if int8 else "")

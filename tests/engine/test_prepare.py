@@ -14,6 +14,7 @@ from edgepool.bundle import Bundle, write_manifest
 from edgepool.cli.main import main
 from edgepool.engine import gpu, prepare
 from edgepool.engine.graphs import FILES, graph_of
+from edgepool.engine.preflight import check
 from edgepool.engine.prepare import complete
 from edgepool.package.contents import package
 from edgepool.package.extract import extract
@@ -203,6 +204,12 @@ def test_run_takes_the_int8_graph_when_asked_to(
         assert words in capsys.readouterr().err
 
 
+def test_check_looks_at_every_graph_of_the_target(prepared: Path) -> None:
+    report = check(prepared, find_target(XAVIER))
+    assert {path.name for path in report.graphs} == set(FILES.values())
+    assert report.findings == []
+
+
 def test_a_package_holds_the_graphs_that_were_made(prepared: Path, tmp_path: Path) -> None:
     listing = package(Bundle.open(prepared), find_target(XAVIER), tmp_path / "p.tar")
     names = {member.name for member in listing.members}
@@ -234,6 +241,7 @@ for name in {blocked!r}.split():
     sys.modules[name] = None
 from edgepool.bundle import Bundle
 from edgepool.engine.graphs import graph_of
+from edgepool.engine.preflight import check
 from edgepool.engine.prepare import complete
 from edgepool.progress import silent
 from edgepool.targets import find_target

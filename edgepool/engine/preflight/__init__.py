@@ -22,7 +22,8 @@ from .rules import ERROR, WARNING, rules
 
 __all__ = ["ERROR", "WARNING", "Finding", "Report", "check", "graphs_of"]
 
-INT8 = "model.int8.onnx"  # what `edgepool quantize` writes beside each model.onnx of a bundle
+# What `edgepool quantize` and `build-engine` write beside each model.onnx of a bundle.
+OTHERS = ("model.int8.onnx", "model.fp16.onnx")
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def check(
 
 
 def graphs_of(path: Path, target: Target) -> List[Path]:
-    """The ONNX files meant by a path: itself, or a bundle's graph for the target and its INT8 form.
+    """The ONNX files meant by a path: itself, or a bundle's for the target in each precision.
 
     Raises BadInput for a bundle that has none for the target.
     """
@@ -95,8 +96,8 @@ def graphs_of(path: Path, target: Target) -> List[Path]:
     else:
         bundle.variant_path(target.name)
         name = bundle.manifest["variants"][target.name]["model"]
-    quantized = name[: name.rindex("/") + 1] + INT8 if "/" in name else INT8
-    return [bundle.file(x) for x in (name, quantized) if x in bundle.manifest["files"]]
+    names = [name, *(name[: name.rfind("/") + 1] + other for other in OTHERS)]
+    return [bundle.file(x) for x in names if x in bundle.manifest["files"]]
 
 
 def _findings(model: Model, reader: Reader) -> List[Finding]:
