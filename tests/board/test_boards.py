@@ -477,17 +477,14 @@ def test_an_engine_that_gives_other_tokens_is_not_used(
     assert printed.out == ""
 
 
-def test_a_faster_power_mode_is_named(
-    boards: Boards, engines: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_faster_power_mode_is_named(built: Board, capfd: pytest.CaptureFixture[str]) -> None:
     slow = {
-        **ORIN,
         "/var/lib/nvpmodel/status": "pmode:0001 fmode:quiet\n",
         "/sys/class/devfreq/17000000.ga10b/min_freq": "114750000\n",
     }
-    board = boards(slow, ORIN_TRT)
-    shutil.copytree(engines, board.cache, dirs_exist_ok=True)
-    assert board.run("check") == 0
+    make(built.root, slow)
+    capfd.readouterr()
+    assert built.run("check") == 0
     table = " ".join(capfd.readouterr().out.split())
     assert re.search(
         r"15 W decodes at most \S+ tokens/s; MAXN would allow \S+, and a prompt", table
