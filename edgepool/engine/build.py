@@ -179,6 +179,7 @@ def run(
             weights=str(graph.weights_path),
             output=str(output),
             inputs=graph.inputs,
+            float_nodes=graph.float_nodes,
             state=(*specs, *(name + "_out" for name in specs)),
             profiles=tuple(profiles(bundle.config, limits)),
             workspace=workspace,

@@ -35,6 +35,7 @@ class Request:
     graph         ONNX file; weights: the file whose folder its external data is in
     inputs        dims of every graph input by name; dynamic axes are names
     state         names of the state inputs and outputs
+    float_nodes   nodes that compute in FP32 also where typing is weak
     output        the file to write
     compute_capabilities   TensorRT-RTX only; empty: its default
     """
@@ -46,6 +47,7 @@ class Request:
     output: str
     inputs: Dict[str, List[Any]]
     state: Tuple[str, ...]
+    float_nodes: Tuple[str, ...]
     profiles: Tuple[Profile, ...]
     workspace: Optional[int] = None
     timing_cache: Optional[str] = None
@@ -59,7 +61,7 @@ class Request:
     def from_json(cls, text: str) -> Request:
         data: Dict[str, Any] = json.loads(text)
         data["profiles"] = tuple(Profile(**profile) for profile in data["profiles"])
-        for name in ("state", "compute_capabilities"):
+        for name in ("state", "float_nodes", "compute_capabilities"):
             data[name] = tuple(data[name])
         return cls(**data)
 
@@ -86,6 +88,7 @@ def build(request: Request, report: Report) -> Dict[str, Any]:
     config = builder.create_builder_config()
     tensorrt_api.set_precision(api, config, request.precision)
     tensorrt_api.pin_state(api, network, request.state)
+    tensorrt_api.pin_floats(api, network, request.float_nodes)
     tensorrt_api.set_workspace(api, config, request.workspace)
     if request.runtime == "rtx":
         tensorrt_api.set_compute_capabilities(api, config, request.compute_capabilities)

@@ -10,29 +10,35 @@ import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 from ..bundle import Bundle
 from ..errors import BadInput, GateFailed
 from ..onnxfile import external_locations, skeleton
 from ..targets import Target, find_target
 from . import preflight
+from .preflight.graph import Scope, Value
 from .preflight.read import read_model
 
 BODIES = "mask"
 FILES = {"fp32": "model.onnx", "fp16": "model.fp16.onnx", "int8": "model.int8.onnx"}
+NORM = re.compile(r"(.*[._])?norm/")  # names of the nodes of an RMSNorm
 RTX_READER = "rtx-4090"  # whose rules hold for every engine of TensorRT-RTX
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A graph without its weights, which are external data in the folder of weights_path."""
+    """A graph without its weights, which are external data in the folder of weights_path.
+
+    float_nodes: those that compute in FP32 also where TensorRT may choose (8.5).
+    """
 
     proto: bytes
     weights_path: Path
     weights_digest: str
     weight_bytes: int
     inputs: Dict[str, List[Any]]
+    float_nodes: Tuple[str, ...]
 
 
 def graph_of(bundle: Bundle, target: Optional[Target], precision: str, runtime: str) -> Graph:
@@ -44,12 +50,24 @@ def graph_of(bundle: Bundle, target: Optional[Target], precision: str, runtime: 
     reads_it = target if target is not None and runtime == "tensorrt" else find_target(RTX_READER)
     require_ready(path, reads_it)
     proto = skeleton(str(path))
-    inputs = {value.name: list(value.dims or ()) for value in read_model(path).scopes[0].inputs}
+    scope = read_model(path).scopes[0]
+    inputs = {value.name: list(value.dims or ()) for value in scope.inputs}
     if runtime == "rtx":
         proto = with_bodies(proto)
     size = sum(record["bytes"] for record in files_of(bundle, path))
     digest = weights_digest(bundle, path)
-    return Graph(proto, path, digest, size, inputs)
+    return Graph(proto, path, digest, size, inputs, float_nodes(scope, precision))
+
+
+def float_nodes(scope: Scope, precision: str) -> Tuple[str, ...]:
+    """Nodes that stay FP32: what an FP16 graph declares so, and the norms of an INT8 graph."""
+    if precision == "fp16":
+        return tuple(
+            node.name
+            for node in scope.nodes
+            if any(scope.declared.get(x, Value("")).dtype == "FLOAT" for x in node.outputs)
+        )
+    return tuple(node.name for node in scope.nodes if precision == "int8" and NORM.match(node.name))
 
 
 def files_of(bundle: Bundle, path: Path) -> List[Dict[str, Any]]:

@@ -127,6 +127,22 @@ def pin_state(api: Api, network: Any, names: Tuple[str, ...]) -> None:
                 tensor.dynamic_range = (-127.0, 127.0)
 
 
+def pin_floats(api: Api, network: Any, names: Tuple[str, ...]) -> None:
+    """Where typing is weak: the layers of these nodes compute in FP32, whatever the flags allow.
+
+    The parser gives layers the names of their nodes. Without this the squares of a norm, and what
+    FP16 cannot hold, may be computed in FP16.
+    """
+    if api.strongly_typed:
+        return
+    wanted = set(names)
+    for layer in (network.get_layer(i) for i in range(network.num_layers)):
+        if layer.name in wanted:
+            layer.precision = api.trt.float32
+            for i in range(layer.num_outputs):
+                layer.set_output_type(i, api.trt.float32)
+
+
 def set_workspace(api: Api, config: Any, limit: Optional[int]) -> None:
     if limit is not None:
         config.set_memory_pool_limit(api.trt.MemoryPoolType.WORKSPACE, limit)

@@ -130,6 +130,27 @@ def test_int8_state_of_a_weakly_typed_network_keeps_its_codes() -> None:
     assert [t.dynamic_range for t in inputs] == [None, (-127.0, 127.0), None]
 
 
+@pytest.mark.parametrize(
+    ("version", "pinned"), [("8.5.2", {"layers.0.attn_norm/Pow"}), ("10.3", set())]
+)
+def test_norms_of_a_weakly_typed_network_are_fp32(version: str, pinned: set[str]) -> None:
+    types_of: dict[tuple[str, int], str] = {}
+
+    def layer(name: str) -> Any:
+        return types.SimpleNamespace(
+            name=name,
+            num_outputs=1,
+            precision=None,
+            set_output_type=lambda i, dtype: types_of.update({(name, i): dtype}),
+        )
+
+    layers = [layer("layers.0.attn_norm/Pow"), layer("layers.0.q_proj/MatMul")]
+    network = types.SimpleNamespace(num_layers=2, get_layer=layers.__getitem__)
+    tensorrt_api.pin_floats(api(version), network, ("layers.0.attn_norm/Pow", "another"))
+    assert {x.name for x in layers if x.precision == "float32"} == pinned
+    assert types_of == {(name, 0): "float32" for name in pinned}
+
+
 def test_a_missing_tensorrt_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(tensorrt_api.MODULES, "tensorrt", "no_such_tensorrt")
     with pytest.raises(MissingRequirement, match=r"edgepool\[tensorrt\]"):

@@ -204,6 +204,17 @@ def test_run_takes_the_int8_graph_when_asked_to(
         assert words in capsys.readouterr().err
 
 
+def test_norms_and_islands_are_named_for_a_tensorrt_that_may_choose(prepared: Path) -> None:
+    bundle, target = Bundle.open(prepared), find_target(XAVIER)
+    int8, half = (graph_of(bundle, target, p, "tensorrt").float_nodes for p in ("int8", "fp16"))
+    norms = {"layers.0.attn_norm/Pow", "layers.1.mlp_norm/Mul", "norm/Sqrt"}
+    assert norms <= set(int8)
+    assert not any("proj" in name for name in int8)
+    assert {"layers.0.attn_norm/Pow", "norm/Sqrt"} <= set(half)
+    assert not any(name.endswith(("MatMul", "Gemm")) for name in half)
+    assert graph_of(bundle, target, "fp32", "tensorrt").float_nodes == ()
+
+
 def test_check_looks_at_every_graph_of_the_target(prepared: Path) -> None:
     report = check(prepared, find_target(XAVIER))
     assert {path.name for path in report.graphs} == set(FILES.values())
