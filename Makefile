@@ -6,7 +6,7 @@ BIN := .venv/bin
 CXX_FILES := $(shell find plugins scripts tests -name '*.[ch]pp' -o -name '*.h')
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install test test-full lint format demo clean
+.PHONY: help install test test-full container lint format demo clean
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
 
@@ -30,6 +30,10 @@ test: install ## Run the tests
 
 test-full: install ## Run all tests, the slow ones too, and write test-full.md
 	$(BIN)/python -m tests.full $(PYTEST_ARGS)
+
+container: .venv/test.stamp ## Build the images on a Debian, run them (as root: buildah, debootstrap)
+	@command -v buildah >/dev/null && command -v debootstrap >/dev/null || { echo "error: apt-get install buildah debootstrap qemu-user-static" >&2; exit 3; }
+	$(BIN)/python -m pytest -q -rs --durations 0 --timeout 1800 tests/container $(PYTEST_ARGS)
 
 lint: .venv/test.stamp ## Check style, types, and Python 3.8 on the board side
 	$(BIN)/ruff check .

@@ -109,6 +109,16 @@ def build(
     return image
 
 
+def megabytes(image: str) -> float:
+    """Of all layers of an image, those of its base included."""
+    name = image if ":" in image else image + ":latest"
+    for record in json.loads(buildah("images", "--json")):
+        if name in (record["names"] or ()):
+            number, unit = record["size"].split()
+            return float(number) * {"MB": 1, "GB": 1000}[unit]
+    raise RuntimeError("no image " + name)
+
+
 def config_of(image: str) -> dict[str, Any]:
     """User, Env, Entrypoint, Cmd, Healthcheck, Labels, Volumes of an image."""
     found: dict[str, Any] = json.loads(buildah("inspect", "--type", "image", image))
