@@ -1,7 +1,7 @@
 """The kernel sources that the emulation runs are what nvcc and clang compile for every target.
 
 Needs nvcc 13, and for sm_72 clang-19 with what scripts/toolchains.sh fetches; no GPU. All kernels
-for all targets take some 20 minutes of a core, so `make test` compiles a part: one operator for
+for all targets take 4 to 20 minutes of a core, so `make test` compiles a part: one operator for
 three architectures, another for one, and attention for INT8 pages and D up to 64.
 """
 
