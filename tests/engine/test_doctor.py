@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -292,6 +293,26 @@ def test_what_takes_memory_is_told(tmp_path: Path) -> None:
     counted = lines(tmp_path / "o", {**ORIN, "/proc/vmstat": "oom_kill 3\n"})
     assert counted["out of memory"].found == "Linux killed 3 since it started"
     assert not {"desktop", "out of memory"} & set(lines(tmp_path / "p", ORIN))
+
+
+def test_what_the_kernel_says_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of this machine, where no log has it: /dev/kmsg, if this user may read it."""
+    ends = os.pipe()
+    os.write(ends[1], b"3,812,4711,-;Out of memory: Killed process 5 (trtexec) total-vm:9kB\n")
+    os.set_blocking(ends[0], False)  # no more is to come, as with O_NONBLOCK
+    monkeypatch.setattr(Machine, "read", lambda self, name: "")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", lambda path, flags: ends[0])
+        found = Machine().killed_for_memory()
+    assert found == "Linux killed 1, the last was trtexec"
+    os.close(ends[1])
+
+    def refuse(path: str, flags: int) -> int:
+        raise PermissionError(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        assert Machine().killed_for_memory() == ""
 
 
 def test_a_desktop_that_will_start(tmp_path: Path) -> None:
