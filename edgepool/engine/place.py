@@ -62,6 +62,10 @@ def place_for(wanted: Optional[str], runtime: str, variants: Sequence[str] = ())
     ahead = "tensorrt_rtx" in target.software
     if runtime == "rtx" or (runtime == "auto" and ahead):
         return _ahead_of_time("%s-rtx" % target.name, target, (target.sm,))
+    if "tensorrt" not in target.software:
+        raise BadInput(
+            "%s is built for by TensorRT-RTX: leave out --runtime tensorrt" % target.name
+        )
     if here is not None and here.sm == target.sm:
         return _on(here, target, variants)
     return Place(target.name, "tensorrt", target, elsewhere=True)

@@ -11,7 +11,7 @@ import pytest
 from edgepool import plugin_library
 from edgepool.engine import gpu, tensorrt_api
 from edgepool.engine.place import place_for
-from edgepool.errors import MissingRequirement
+from edgepool.errors import BadInput, MissingRequirement
 
 ORIN = gpu.Gpu("Orin", 87, 32 << 30, "12.6")
 XAVIER = gpu.Gpu("Xavier", 72, 32 << 30, "11.4")
@@ -97,6 +97,13 @@ def test_no_plugin_library(machine: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(plugin_library, "installed", lambda: None)
     with pytest.raises(MissingRequirement, match="no plugin library is built: `edgepool build-pl"):
         place_for(None, "auto")
+
+
+def test_a_geforce_is_built_for_by_rtx(machine: Any) -> None:
+    machine(gpu.Gpu("GeForce RTX 4090", 89, 24 << 30, "13.0"), "10.16.1")
+    assert place_for(None, "auto").name == "l4"  # the same chip, with plugins
+    with pytest.raises(BadInput, match="rtx-4090 is built for by TensorRT-RTX"):
+        place_for("rtx-4090", "tensorrt")
 
 
 def test_an_unknown_gpu(machine: Any) -> None:
