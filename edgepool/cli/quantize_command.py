@@ -15,7 +15,7 @@ WORST = 8  # linear layers in the table
 def command(
     bundle: Path = typer.Argument(Path("edgepool-bundle"), metavar="BUNDLE", help="The bundle."),
     auto: bool = typer.Option(
-        False, "--auto", help="Leave the fewest inputs in float that pass, not every down_proj's."
+        False, "--auto", help="Leave the fewest inputs in float that make it pass."
     ),
     alpha: Optional[float] = typer.Option(
         None, help="How far SmoothQuant moves outliers into weights, 0..1; default: the best each."
@@ -51,7 +51,7 @@ def command(
     from ..quantize.quantize import Options, judge_fp16, quantize_bundle
 
     limits = Limits(max_perplexity, min_agreement)
-    options = Options(alpha, not float_kv, None, auto, limits, data or (), tokens)
+    options = Options(alpha, not float_kv, (), auto, limits, data or (), tokens)
     if fp16:
         with console.progress() as report:
             outcome = judge_fp16(bundle, options, report)
@@ -99,8 +99,11 @@ def _judged_rows(judged: Dict[str, Any], what: str) -> List[List[str]]:
 
 
 def _print(record: Dict[str, Any]) -> None:
+    from ..quantize.page import input_form
+
     rows = _judged_rows(record["gate"], "INT8")
-    rows.append(["INT8 multiply-adds", "%.1f %%" % (100 * record["int8_multiply_adds"])])
+    shares = tuple(100 * record[f"int8_multiply_adds{kind}"] for kind in ("", "_once"))
+    rows.append(["INT8 multiply-adds", "%.1f %%, %.1f %% with one INT8 input" % shares])
     console.print_table(["INT8", "against FP32"], rows)
     groups = sorted(record["groups"].items(), key=lambda item: -item[1]["input_error"])[:WORST]
     console.print_table(
@@ -108,7 +111,7 @@ def _print(record: Dict[str, Any]) -> None:
         [
             [
                 name,
-                "INT8" if group["int8_inputs"] else "float",
+                input_form(group),
                 "%.2f %%" % (100 * group["input_error"]),
                 "%.2f %%" % (100 * group["weight_error"]),
             ]

@@ -19,8 +19,8 @@ WORKSPACE = 64 << 20  # the plugins' own bound; tactics of the linear layers sta
 PROCESS = GIB // 2  # Python, CUDA context and TensorRT itself
 EMBEDDING, HEAD = "embed.weight", "lm_head.weight"
 
-# Their inputs stay in float (`edgepool quantize`), and TensorRT stores a weight as it multiplies.
-FLOAT_INPUTS = "down_proj.weight"
+# Their inputs go in as two INT8 halves (`edgepool quantize`): one reading, twice the operations.
+HALVED = "down_proj.weight"
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def weight_bytes(
 
     for name, shape in weight_shapes(config).items():
         if name != EMBEDDING:
-            store(shape, precision.int8 and is_linear(shape) and not name.endswith(FLOAT_INPUTS))
+            store(shape, precision.int8 and is_linear(shape))
             continue
         quantised = precision.int8 and not takes_pairs(target)
         gathered = store(shape, quantised)

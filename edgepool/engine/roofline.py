@@ -13,7 +13,7 @@ from ..config import ModelConfig, weight_shapes
 from ..targets import Target
 from .footprint import (
     EMBEDDING,
-    FLOAT_INPUTS,
+    HALVED,
     HEAD,
     STEP_TOKENS,
     Precision,
@@ -104,8 +104,8 @@ def linear_flops(config: ModelConfig, precision: Precision) -> Tuple[int, int]:
     int8 = floats = 0
     for name, shape in weight_shapes(config).items():
         if is_linear(shape) and name not in (EMBEDDING, HEAD):
-            if precision.int8 and not name.endswith(FLOAT_INPUTS):
-                int8 += 2 * product(shape)
+            if precision.int8:
+                int8 += 2 * product(shape) * (2 if name.endswith(HALVED) else 1)
             else:
                 floats += 2 * product(shape)
     return int8, floats

@@ -101,6 +101,7 @@ def measure(bundle: Bundle, options: Options, report: Report) -> Calibration:
         model=record.model_digest(bundle),
         method=options.method,
         data=source.source,
+        sample=source.sample(),
         held_out=source.held_out,
         tensors={
             name: record.Tensor(

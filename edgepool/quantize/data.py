@@ -19,6 +19,7 @@ from .runner import CHUNK, Stepper
 
 SAMPLES, LENGTH = 64, 1024  # sequences, tokens of each
 LONG_EVERY, LONG_TIMES = 16, 4  # one sequence in so many is so much longer
+SAMPLE = 8192  # most tokens of a sample of the sequences
 HELD_OUT = 4096  # most tokens kept back for the gate
 OWN_SAMPLES, OWN_LENGTH = 8, 256  # what a model writes itself, token by token
 BLOCK = 1 << 20  # characters of text that are tokenised at once
@@ -36,6 +37,14 @@ class Data:
     sequences: list[np.ndarray]
     held_out: np.ndarray
     source: dict[str, Any]
+
+    def sample(self) -> list[np.ndarray]:
+        """Sequences from all over the data, SAMPLE tokens of them at most, but one at least."""
+        step = -(-sum(map(len, self.sequences)) // SAMPLE)
+        chosen = self.sequences[::step]
+        while sum(map(len, chosen)) > SAMPLE and len(chosen) > 1:
+            chosen = chosen[:-1]
+        return [ids[:SAMPLE] for ids in chosen]
 
 
 def lengths(count: int, length: int, longest: int) -> list[int]:

@@ -14,7 +14,7 @@ from ..errors import BadInput, GateFailed
 from ..progress import Report
 from .compare import Comparison, Graph, compare
 from .page import page
-from .sensitivity import Sensitivity, sensitivities
+from .sensitivity import Sensitivity
 from .source import Source
 
 TOKENS = 2048  # of held-out text
@@ -51,7 +51,9 @@ class Verdict:
         """For the manifest."""
         return {
             "float_inputs": list(self.float_inputs),
+            "halved_inputs": list(source.halved(self.float_inputs)),
             "int8_multiply_adds": source.int8_share(self.float_inputs),
+            "int8_multiply_adds_once": source.int8_share({*self.float_inputs, *source.halved()}),
             "gate": judged(self.comparison, self.limits),
         }
 
@@ -77,10 +79,10 @@ def judge(source: Source, path: Path, ids: np.ndarray, report: Report) -> Compar
 
 def decide(
     source: Source,
-    float_inputs: Collection[str] | None,
+    float_inputs: Collection[str],
     auto: bool,
     limits: Limits,
-    ids: np.ndarray,
+    measured: list[Sensitivity],
     judge: Judge,
 ) -> Verdict:
     """Judge one set of groups with float inputs, or with `auto` find the smallest that passes.
@@ -88,7 +90,6 @@ def decide(
     `auto` adds the groups in the order of what INT8 inputs cost them: twice as many each time until
     it passes, then fewer by bisection. `judge` leaves the graph of the last set behind.
     """
-    measured = sensitivities(source, ids)
     curve: list[dict[str, float]] = []
 
     def tried(names: Collection[str]) -> Comparison:
@@ -105,11 +106,10 @@ def decide(
         return comparison
 
     if not auto:
-        chosen = source.down_projections() if float_inputs is None else tuple(float_inputs)
-        comparison = tried(chosen)
+        comparison = tried(float_inputs)
         if not limits.passed_by(comparison):
-            raise GateFailed(failure(comparison, measured, chosen, limits))
-        return Verdict(chosen, comparison, measured, limits, curve)
+            raise GateFailed(failure(comparison, measured, float_inputs, limits))
+        return Verdict(tuple(float_inputs), comparison, measured, limits, curve)
     ranked = [s.group for s in sorted(measured, key=lambda s: -s.inputs)]
     failed, count = -1, 0
     comparison = tried(())
@@ -164,6 +164,7 @@ def write_report(verdict: Verdict, source: Source, folder: Path) -> None:
             s.group: {
                 "readers": readers[s.group],
                 "int8_inputs": s.group not in verdict.float_inputs,
+                "halved": s.group in source.halved(verdict.float_inputs),
                 "lowest": tensors[s.group].lowest,
                 "highest": tensors[s.group].highest,
                 "scale": s.scale,

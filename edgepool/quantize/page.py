@@ -29,6 +29,7 @@ def page(record: Mapping[str, Any]) -> str:
         ("same most likely token", f"{judged['top1_agreement']:.2f} %"),
         ("KL divergence", f"{judged['kl']:.5f} nats"),
         ("INT8 multiply-adds", f"{100 * record['int8_multiply_adds']:.1f} % of the linear layers'"),
+        ("of these, with one INT8 input", f"{100 * record['int8_multiply_adds_once']:.1f} %"),
         ("calibration", f"{record['data']['tokens']} tokens, {record['data']['kind']}"),
     ]
     names = list(groups)
@@ -52,7 +53,7 @@ def page(record: Mapping[str, Any]) -> str:
             [
                 (
                     ", ".join(groups[n]["readers"]),
-                    "INT8" if groups[n]["int8_inputs"] else "float",
+                    input_form(groups[n]),
                     f"{groups[n]['scale']:.4g}",
                     f"{100 * groups[n]['input_error']:.2f} %",
                     f"{100 * groups[n]['weight_error']:.2f} %",
@@ -78,6 +79,13 @@ def page(record: Mapping[str, Any]) -> str:
             ),
         ]
     return "\n".join(parts) + "\n"
+
+
+def input_form(group: Mapping[str, Any]) -> str:
+    """How the input of a group of linear layers goes in."""
+    if group["halved"]:
+        return "INT8 halves"
+    return "INT8" if group["int8_inputs"] else "float"
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -2,6 +2,8 @@
 
     weight  INT8 [..] -> DequantizeLinear(scale per output channel) -> MatMul or Gemm
     input   -> QuantizeLinear (one scale) -> DequantizeLinear -> MatMul or Gemm, for every reader
+    halved input  the same with [x, HALF (x - DQ(Q(x)))] in x's place, two products that share one
+            pass over the weights; their weighted sum is that of x in 16 bits
     embedding  Gather of INT8 rows, times Gather of the rows' scales
 
 All of it is symmetric, with zero points and axes written out. TensorRT 8 takes no INT8 initialiser:
@@ -24,7 +26,7 @@ from ..exporter.weights import Weight
 from . import blocks
 from .linears import Group, Linear, groups
 from .record import Tensor
-from .smooth import Smoothing
+from .smooth import HALF, Smoothing
 
 EMBEDDING = "embed.weight"
 LEVELS = 127  # of a symmetric INT8
@@ -56,15 +58,18 @@ def to_int8(
     read: Read,
     ranges: Mapping[str, Tensor],
     smoothing: Smoothing,
+    rounded: Mapping[str, np.ndarray],
     float_groups: Collection[str] = (),
+    halved: Collection[str] = (),
     pairs: bool = False,
 ) -> Int8Graph:
     """Put Q/DQ into a traced graph, in place.
 
     The first `inputs` graph inputs are real ones, the others weights, whose values `read` gives.
-    ranges: by group, see `record.Tensor`; float_groups: whose input is not quantised.
+    ranges: by group, see `record.Tensor`; rounded: INT8 values of weights, the others are rounded
+    to the nearest; float_groups: whose input is not quantised; halved: whose input is given twice.
     """
-    editor = _Editor(model, inputs, read, smoothing, pairs)
+    editor = _Editor(model, inputs, read, smoothing, rounded, pairs)
     linears = {
         linear.node: (group, linear) for group in groups(model.graph) for linear in group.linears
     }
@@ -73,11 +78,16 @@ def to_int8(
     for node in nodes:
         if node.name in linears:
             group, linear = linears[node.name]
-            if group.name not in float_groups:
-                scale = activation_scale(group, ranges[group.name], smoothing)
-                node.input[0] = editor.activation(linear, scale)
             node.input[1] = editor.weight(linear)
-            editor.add(node)
+            if group.name in float_groups:
+                editor.add(node)
+                continue
+            scale = activation_scale(group, ranges[group.name], smoothing)
+            if group.name in halved:
+                editor.halves(node, linear, scale)
+            else:
+                node.input[0] = editor.activation(linear.name, linear.value, scale)
+                editor.add(node)
         elif node.op_type == "Gather" and node.input[0] == EMBEDDING:
             editor.embedding(node)
         else:
@@ -94,16 +104,36 @@ def activation_scale(group: Group, tensor: Tensor, smoothing: Smoothing) -> floa
     return largest / LEVELS or 1.0
 
 
+def factors(
+    read: Read, smoothing: Smoothing, linear: Linear
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of a stored weight: what its rows and columns are multiplied by; scales of its outputs."""
+    matrix = read(linear.weight)
+    rows, columns = smoothing.factors(linear, matrix.shape)
+    if linear.weight == EMBEDDING and smoothing.embedding is not None:
+        columns = smoothing.embedding  # the head's input scale: one table for both
+    amax = blocks.largest(matrix, rows, columns, axis=1 if linear.turned else 0)
+    scale = np.where(amax > 0, amax / np.float32(LEVELS), np.float32(1)).astype(np.float32)
+    return rows, columns, scale
+
+
 class _Editor:
     """The nodes, initialisers and weights of the graph that is being made."""
 
     def __init__(
-        self, model: onnx.ModelProto, inputs: int, read: Read, smoothing: Smoothing, pairs: bool
+        self,
+        model: onnx.ModelProto,
+        inputs: int,
+        read: Read,
+        smoothing: Smoothing,
+        rounded: Mapping[str, np.ndarray],
+        pairs: bool,
     ):
         self._model = model
         self._graph = graph = model.graph
         self._read = read
         self._smoothing = smoothing
+        self._rounded = rounded
         self._pairs = pairs
         self._weights: dict[str, Weight] = {}
         self._dequantised: dict[str, str] = {}
@@ -114,27 +144,50 @@ class _Editor:
     def add(self, node: onnx.NodeProto) -> None:
         self._graph.node.append(node)
 
-    def activation(self, linear: Linear, scale: float) -> str:
-        """The linear's input after a Q and a DQ of its own.
+    def activation(self, name: str, value: str, scale: float) -> str:
+        """A value after a Q and a DQ of its own.
 
         ONNX Runtime on x86 makes activations unsigned before it fuses them, and only where a Q has
         one DQ as its reader and that one product.
         """
-        name = linear.name
         scale_name = self._constant(f"{name}.input_scale", np.float32(scale))
         zero = self._constant(f"{name}.input_zero_point", np.int8(0))
-        inputs = [linear.value, scale_name, zero]
+        inputs = [value, scale_name, zero]
         self.add(_node("QuantizeLinear", name, inputs, "input_quantized"))
         inputs[0] = f"{name}.input_quantized"
         self.add(_node("DequantizeLinear", name, inputs, "input"))
         return f"{name}.input"
+
+    def halves(self, node: onnx.NodeProto, linear: Linear, scale: float) -> None:
+        """A MatMul of x [..] and of HALF times what rounding takes from x, stacked: [2, ..]."""
+        name, result = linear.name, node.output[0]
+        first, half = self._constant("first_axis", np.array([0], np.int64)), f"{name}.rest"
+        near = self.activation(half, linear.value, scale)
+        self.add(_node("Sub", half, [linear.value, near]))
+        self.add(_node("Mul", half, [f"{half}/Sub", self._constant("half", np.float32(HALF))]))
+        self.add(_node("Unsqueeze", name, [linear.value, first]))
+        self.add(_node("Unsqueeze", half, [f"{half}/Mul", first]))
+        both = helper.make_attribute("axis", 0)
+        self.add(_node("Concat", name, [f"{name}/Unsqueeze", f"{half}/Unsqueeze"]))
+        self._graph.node[-1].attribute.append(both)
+        node.input[0] = self.activation(name, f"{name}/Concat", scale)
+        node.output[0] = f"{name}.both"
+        self.add(node)
+        for scope, index in ((name, 0), (half, 1)):
+            at = self._constant(f"index_{index}", np.array(index, np.int64))
+            self.add(_node("Gather", scope, [f"{name}.both", at]))
+            self._graph.node[-1].attribute.append(both)
+        inverse = self._constant("half_inverse", np.float32(1 / HALF))
+        self.add(_node("Mul", f"{half}.part", [f"{half}/Gather", inverse]))
+        parts = [f"{name}/Gather", f"{half}.part/Mul"]
+        self.add(helper.make_node("Add", parts, [result], f"{name}/Add"))
 
     def weight(self, linear: Linear) -> str:
         """The linear's weight, dequantised; a table that two nodes read is stored once."""
         if linear.weight in self._dequantised:
             return self._dequantised[linear.weight]
         axis = 0 if linear.turned else 1
-        rows, columns, scale = self._factors(linear)
+        rows, columns, scale = factors(self._read, self._smoothing, linear)
         stored, scope = self._stored(linear, rows, columns, scale), f"{linear.name}.weight"
         scale_name = self._put(f"{linear.weight}_scale", scale)
         # One of its own: where ONNX Runtime makes a weight unsigned, it changes the zero point too.
@@ -160,7 +213,7 @@ class _Editor:
             self.add(gather)
         else:
             linear = Linear("embed", gather.name, EMBEDDING, ids, turned=True)
-            rows, columns, scale = self._factors(linear)
+            rows, columns, scale = factors(self._read, self._smoothing, linear)
             self._stored(linear, rows, columns, scale)
             scales = self._put(f"{EMBEDDING}_scale", scale)
             last = self._constant("last_axis", np.array([-1], np.int64))
@@ -170,8 +223,8 @@ class _Editor:
             self.add(cast)
             self.add(_node("Gather", "embed.scales", [scales, ids]))
             self.add(_node("Unsqueeze", "embed.scales", ["embed.scales/Gather", last]))
-            factors = ["embed.stored/Cast", "embed.scales/Unsqueeze"]
-            self.add(helper.make_node("Mul", factors, [rows_out], "embed/Mul"))
+            parts = ["embed.stored/Cast", "embed.scales/Unsqueeze"]
+            self.add(helper.make_node("Mul", parts, [rows_out], "embed/Mul"))
         if divisor is not None:
             inverse = self._put("embed.unsmooth", 1 / divisor)
             self.add(helper.make_node("Mul", ["embed.rows", inverse], [out], "embed.unsmooth/Mul"))
@@ -186,16 +239,6 @@ class _Editor:
             self._graph.input.append(value)
         return Int8Graph(self._model, list(self._weights.values()))
 
-    def _factors(self, linear: Linear) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Of the stored weight: what its rows and columns are multiplied by; scales of outputs."""
-        matrix = self._read(linear.weight)
-        rows, columns = self._smoothing.factors(linear, matrix.shape)
-        if linear.weight == EMBEDDING and self._smoothing.embedding is not None:
-            columns = self._smoothing.embedding  # the head's input scale: one table for both
-        amax = blocks.largest(matrix, rows, columns, axis=1 if linear.turned else 0)
-        scale = np.where(amax > 0, amax / np.float32(LEVELS), np.float32(1)).astype(np.float32)
-        return rows, columns, scale
-
     def _stored(
         self, linear: Linear, rows: np.ndarray, columns: np.ndarray, scale: np.ndarray
     ) -> str:
@@ -204,23 +247,23 @@ class _Editor:
         if name in self._weights:
             return name
         shape = tuple(self._read(name).shape)
-        if self._pairs:
-            make = partial(self._made, blocks.scaled, name, rows, columns)
-            self._weights[name] = _computed(name, shape, TensorProto.FLOAT, make)
-            return name
-        if linear.turned:
-            rows = rows / scale
-        else:
-            columns = columns / scale
-        make = partial(self._made, blocks.quantised, name, rows, columns)
-        self._weights[name] = _computed(name, shape, TensorProto.INT8, make)
+        dtype = TensorProto.FLOAT if self._pairs else TensorProto.INT8
+        make = partial(self._made, linear, rows, columns, scale)
+        self._weights[name] = _computed(name, shape, dtype, make)
         return name
 
     def _made(
-        self, make: Callable[..., np.ndarray], name: str, rows: np.ndarray, columns: np.ndarray
+        self, linear: Linear, rows: np.ndarray, columns: np.ndarray, scale: np.ndarray
     ) -> np.ndarray:
-        """What `make` of blocks.py does to a weight, which is read only when it is written."""
-        return make(self._read(name), rows, columns)
+        """The weight in INT8, or with `pairs` what that stands for; computed when it is written."""
+        whole = self._rounded.get(linear.weight)
+        if whole is None:
+            steps = (rows / scale, columns) if linear.turned else (rows, columns / scale)
+            whole = blocks.quantised(self._read(linear.weight), *steps)
+        if not self._pairs:
+            return whole
+        ones = np.ones(whole.shape[1 if linear.turned else 0], np.float32)
+        return blocks.scaled(whole, *((scale, ones) if linear.turned else (ones, scale)))
 
     def _put(self, name: str, array: np.ndarray) -> str:
         """Register a small float tensor as a weight."""

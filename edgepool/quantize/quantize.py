@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ from ..targets import Target, find_target
 from . import calibrate as calibration_step
 from . import data, embedding, fp16, gate, qdq, record
 from .amend import amended
+from .rounding import rounded_weights
+from .sensitivity import sensitivities
 from .source import Source, prepare
 
 NAME = "model.int8.onnx"
@@ -37,14 +40,13 @@ class Options:
     """What the user chose.
 
     alpha: of SmoothQuant, by default the best for each input; kv: INT8 pages and index too;
-    float_inputs: groups of linears whose inputs stay float, by default every down_proj; auto: find
-    the fewest that pass instead.
+    float_inputs: groups of linears whose inputs stay float; auto: find the fewest that pass.
     files: text to judge by, by default what calibration held out; tokens: how much of it.
     """
 
     alpha: float | None = None
     kv: bool = True
-    float_inputs: tuple[str, ...] | None = None
+    float_inputs: tuple[str, ...] = ()
     auto: bool = False
     limits: gate.Limits = gate.Limits()
     files: Sequence[Path] = ()
@@ -64,24 +66,27 @@ def quantize_bundle(path: Path, options: Options | None = None, report: Report =
         calibration_step.calibrate(path, calibration_step.Options(), report)
         bundle = Bundle.open(path)
     source = prepare(bundle, options.alpha, options.kv)
-    source.check_names(options.float_inputs or ())
+    source.check_names(options.float_inputs)
     ids = held_out_tokens(bundle, options)
     old = [name for name in bundle.manifest["files"] if is_ours(name)]
     with amended(bundle, without=tuple(old)) as (folder, manifest):
+        with TemporaryDirectory(dir=folder, prefix="rounded-") as temporary:
+            rounded = rounded_weights(source, Path(temporary), report)
 
-        def judge(float_inputs: Collection[str]) -> gate.Comparison:
-            write(source, folder / NAME, float_inputs, None, report)
-            return gate.judge(source, folder / NAME, ids, report)
+            def judge(float_inputs: Collection[str]) -> gate.Comparison:
+                write(source, rounded, folder / NAME, float_inputs, None, report)
+                return gate.judge(source, folder / NAME, ids, report)
 
-        verdict = gate.decide(
-            source, options.float_inputs, options.auto, options.limits, ids, judge
-        )
-        variants = {}
-        for name, variant in bundle.manifest["variants"].items():
-            place = Path(variant["model"]).parent / NAME
-            if variant["model"] != "model.onnx":
-                write(source, folder / place, verdict.float_inputs, find_target(name), report)
-            variants[name] = place.as_posix()
+            measured = sensitivities(source, rounded)
+            verdict = gate.decide(
+                source, options.float_inputs, options.auto, options.limits, measured, judge
+            )
+            variants = {}
+            for name, variant in bundle.manifest["variants"].items():
+                place, target = Path(variant["model"]).parent / NAME, find_target(name)
+                if variant["model"] != "model.onnx":
+                    write(source, rounded, folder / place, verdict.float_inputs, target, report)
+                variants[name] = place.as_posix()
         gate.write_report(verdict, source, folder)
         manifest["quantization"] = {
             "edgepool": __version__,
@@ -148,12 +153,13 @@ def held_out_tokens(bundle: Bundle, options: Options) -> np.ndarray:
 
 def write(
     source: Source,
+    rounded: Mapping[str, np.ndarray],
     path: Path,
     float_inputs: Collection[str],
     target: Target | None,
     report: Report,
 ) -> None:
-    """Write one INT8 graph: the portable one, or a target's."""
+    """Write one INT8 graph, the portable one or a target's, of weights that are rounded already."""
     opset = source.bundle.manifest["opset"] if target is None else target.opset
     graph = qdq.to_int8(
         onnx.ModelProto.FromString(traced(source.config, 20 if opset == 17 else opset)),
@@ -161,7 +167,9 @@ def write(
         source.weights.read,
         source.calibration.tensors,
         source.smoothing,
+        rounded,
         float_inputs,
+        source.halved(float_inputs),
         pairs=target is not None and opset == 17,
     )
     if target is not None and target.runs_plugins:

@@ -6,17 +6,22 @@ import numpy as np
 
 BINS = 512  # of |value|, for entropy and percentile
 PERCENTILE = 99.999  # of |value| within the range
+SMALLEST = 1e-12  # of a sum of squares
 LEVELS = 128  # of a symmetric INT8 half
 
 
 class Extremes:
-    """Lowest, highest and mean squared value of each channel, over everything that was added."""
+    """Lowest, highest and mean squared value of each channel, over everything that was added.
+
+    In the mean, a token's squares are weighted by the inverse of their sum: errors matter relative
+    to the token's own size, and the first of a sequence can be a thousand times larger than others.
+    """
 
     def __init__(self, channels: int):
         self.lowest = np.full(channels, np.inf, np.float32)
         self.highest = np.full(channels, -np.inf, np.float32)
         self._squares = np.zeros(channels, np.float64)
-        self._rows = 0
+        self._weights = 0.0
 
     def add(self, values: np.ndarray) -> bool:
         """Take [..., C] values; False if one of them is NaN or infinite."""
@@ -24,8 +29,10 @@ class Extremes:
         lowest, highest = rows.min(0), rows.max(0)  # NaN wins in both
         self.lowest = np.minimum(self.lowest, lowest)
         self.highest = np.maximum(self.highest, highest)
-        self._squares += np.einsum("rc,rc->c", rows, rows, dtype=np.float64)
-        self._rows += len(rows)
+        sums = np.einsum("rc,rc->r", rows, rows, dtype=np.float64)
+        weights = np.divide(1, sums, out=np.zeros_like(sums), where=sums > SMALLEST)
+        self._squares += np.einsum("rc,rc,r->c", rows, rows, weights, dtype=np.float64)
+        self._weights += float(weights.sum())
         return bool(np.isfinite(lowest).all() and np.isfinite(highest).all())
 
     @property
@@ -35,8 +42,8 @@ class Extremes:
 
     @property
     def mean_squares(self) -> np.ndarray:
-        """Mean of value^2 of each channel [C]."""
-        return self._squares / max(self._rows, 1)
+        """Weighted mean of value^2 of each channel [C]."""
+        return self._squares / max(self._weights, SMALLEST)
 
 
 class Histogram:

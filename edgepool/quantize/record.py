@@ -1,8 +1,9 @@
 """calibration.json: what calibration saw, for every later stage to scale by.
 
-    {"format": "edgepool-calibration", "version": 1, "edgepool": "...", "method": "minmax",
+    {"format": "edgepool-calibration", "version": 2, "edgepool": "...", "method": "minmax",
      "model": "sha256 of the weights and graph that were run",
      "data": {"kind", "files", "samples", "tokens", "longest", "digest"},
+     "sample": [[token ids of some of its sequences], ...],
      "held_out": [token ids that calibration did not see],
      "tensors": {"layers.0.q_proj": {"lowest": x, "highest": x, "threshold": x,
                                      "channels": [largest |value| of each channel],
@@ -29,7 +30,7 @@ from ..bundle import Bundle
 from ..errors import BadInput
 
 NAME = "calibration.json"
-FORMAT, VERSION = "edgepool-calibration", 1
+FORMAT, VERSION = "edgepool-calibration", 2
 METHODS = ("minmax", "entropy", "percentile")
 
 
@@ -46,11 +47,15 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Calibration:
-    """A parsed calibration.json; digest is its own sha256."""
+    """A parsed calibration.json; digest is its own sha256.
+
+    sample: some of the sequences that were measured, for what is decided by more than ranges.
+    """
 
     model: str
     method: str
     data: dict[str, Any]
+    sample: list[np.ndarray]
     held_out: np.ndarray
     tensors: dict[str, Tensor]
     digest: str = field(default="", compare=False)
@@ -73,6 +78,7 @@ class Calibration:
             "model": self.model,
             "method": self.method,
             "data": self.data,
+            "sample": [ids.tolist() for ids in self.sample],
             "held_out": self.held_out.tolist(),
             "tensors": tensors,
         }
@@ -109,6 +115,7 @@ def read(path: Path, bundle: Bundle) -> Calibration:
             model=record["model"],
             method=record["method"],
             data=dict(record["data"]),
+            sample=[np.array(ids, np.int32).reshape(-1) for ids in record["sample"]],
             held_out=np.array(record["held_out"], np.int32).reshape(-1),
             tensors={name: _tensor(value) for name, value in record["tensors"].items()},
             digest=hashlib.sha256(text.encode()).hexdigest(),
@@ -119,8 +126,11 @@ def read(path: Path, bundle: Bundle) -> Calibration:
         raise BadInput(f"{path}: not a calibration, or a damaged one: calibrate again") from error
     if found.method not in METHODS:
         raise BadInput(f"{path}: unknown method {found.method!r}: calibrate again")
-    if ((found.held_out < 0) | (found.held_out >= bundle.config.vocab_size)).any():
-        raise BadInput(f"{path}: it holds tokens that the model does not have: calibrate again")
+    tokens = np.concatenate([found.held_out, *found.sample])
+    if not found.sample or ((tokens < 0) | (tokens >= bundle.config.vocab_size)).any():
+        raise BadInput(
+            f"{path}: it holds no sample, or tokens that the model does not have: calibrate again"
+        )
     return found
 
 

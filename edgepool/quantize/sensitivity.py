@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from ..exporter.probe import read_graph, watch
 from . import blocks, qdq
 from .linears import Group, groups
 from .runner import CHUNK, open_graph, run_sequence
+from .smooth import HALF
 from .source import Source
 
 ROWS = 256  # tokens that are looked at
@@ -26,8 +28,11 @@ class Sensitivity:
     scale: float
 
 
-def sensitivities(source: Source, ids: np.ndarray) -> list[Sensitivity]:
-    """Measure every group on the last ROWS of the tokens [n] int32, in the order of the graph."""
+def sensitivities(source: Source, rounded: Mapping[str, np.ndarray]) -> list[Sensitivity]:
+    """Measure every group, in the order of the graph, on the end of calibration's sample.
+
+    rounded: the INT8 values of the weights, see `rounding`.
+    """
     path = source.bundle.model_path
     graph = runnable(read_graph(path))
     found = groups(graph.graph)
@@ -36,33 +41,42 @@ def sensitivities(source: Source, ids: np.ndarray) -> list[Sensitivity]:
     del graph.graph.output[index]
     values: dict[str, np.ndarray] = {}
     session = open_graph(graph, path.parent)
-    for _, outputs in run_sequence(session, source.bundle.config, ids, CHUNK):
+    for _, outputs in run_sequence(
+        session, source.bundle.config, source.calibration.sample[-1], CHUNK
+    ):
         values = outputs
-    return [_measure(source, group, values[group.value]) for group in found]
+    return [_measure(source, group, values[group.value], rounded) for group in found]
 
 
-def _measure(source: Source, group: Group, values: np.ndarray) -> Sensitivity:
+def _measure(
+    source: Source, group: Group, values: np.ndarray, rounded: Mapping[str, np.ndarray]
+) -> Sensitivity:
     x = values.reshape(-1, values.shape[-1])[-ROWS:]
     divisor = source.smoothing.groups.get(group.name)
     x = x if divisor is None else x / divisor
     scale = qdq.activation_scale(group, source.calibration.tensors[group.name], source.smoothing)
-    lost = np.clip(np.rint(x / scale), -128, 127) * np.float32(scale) - x
+    lost = _nearest(x, scale) - x
+    if group.name in source.halved():
+        lost -= _nearest(HALF * lost, scale) / HALF
     signal = from_inputs = from_weights = 0.0
     for linear in group.linears:
-        matrix = source.weights.read(linear.weight)
+        matrix, whole = source.weights.read(linear.weight), rounded[linear.weight]
+        rows, columns, step = qdq.factors(source.weights.read, source.smoothing, linear)
         if linear.turned:  # [out, in]: the vocabulary, a sample of which says enough
-            matrix = matrix[:: max(1, len(matrix) // 4096)]
-        rows, columns = source.smoothing.factors(linear, matrix.shape)
-        exact = blocks.scaled(matrix, rows, columns)
-        exact = exact.T if linear.turned else exact
-        step = np.abs(exact).max(0) / qdq.LEVELS
-        step[step == 0] = 1
-        rounded = np.rint(exact / step) * step - exact
+            some = slice(None, None, max(1, len(matrix) // 4096))
+            exact = blocks.scaled(matrix[some], rows[some], columns).T
+            lossy = (whole[some] * step[some, None]).T
+        else:
+            exact, lossy = blocks.scaled(matrix, rows, columns), whole * step
         signal += float(np.square(x @ exact).sum(dtype=np.float64))
         from_inputs += float(np.square(lost @ exact).sum(dtype=np.float64))
-        from_weights += float(np.square(x @ rounded).sum(dtype=np.float64))
+        from_weights += float(np.square(x @ (lossy - exact)).sum(dtype=np.float64))
     if not signal:
         return Sensitivity(group.name, 0.0, 0.0, scale)
     return Sensitivity(
         group.name, (from_inputs / signal) ** 0.5, (from_weights / signal) ** 0.5, scale
     )
+
+
+def _nearest(x: np.ndarray, scale: float) -> np.ndarray:
+    return np.clip(np.rint(x / scale), -128, 127) * np.float32(scale)

@@ -2,14 +2,17 @@
 
 A channel j of a linear's input is divided by s[j] = a[j]^alpha / w[j]^(1 - alpha), a its largest
 |value| and w the largest |weight| that reads it, and the weights that read it are multiplied. The
-division costs nothing where what gives the channel is linear in a weight of its own: RMSNorm's, or
-the rows of v_proj for o_proj's input. Where the LM head shares the embedding's table, the
-embedding's output is multiplied by 1/s (one Mul).
+division costs nothing where what gives the channel is linear in a weight of its own: RMSNorm's, the
+rows of v_proj for o_proj's input, or those of up_proj for down_proj's. Where the LM head shares the
+embedding's table, the embedding's output is multiplied by 1/s (one Mul).
 
-Unless it is given, alpha is chosen for each input, from ALPHAS, by the error that rounding makes in
-the output: with step d, a rounded value is off by d^2/12 in the mean square, so that is
+Unless alpha is given, each input gets the best of several: of ALPHAS, and of s[j] = max(a[j], c),
+which leaves the channels below c to each other; c is the a of a channel in the middle, or nearer to
+the outliers (CAPS). The best makes the least error in the output: with step d, a rounded value is
+off by d^2/12 in the mean square, and `rounding` leaves FEEDBACK of the weights' part, so that is
+(with a d_x that is HALF times smaller where an input goes in as two halves, see `qdq`)
 
-    d_x^2/12 * sum_oj (w[o,j] s[j])^2  +  sum_o d_w[o]^2/12 * sum_j mean(x[j]^2) / s[j]^2
+    d_x^2/12 * sum_oj (w[o,j] s[j])^2  +  FEEDBACK * sum_o d_w[o]^2/12 * sum_j mean(x[j]^2) / s[j]^2
 """
 
 from __future__ import annotations
@@ -24,6 +27,10 @@ from . import blocks
 from .linears import HEAD, Group, Linear
 
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+CAPS = (0, 1 / 128, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)  # of the channels are above c
+HALF = 254  # a rounding error is at most half a step: times this, it fills the range
+HALVED = "down_proj"  # SwiGLU's product, whose outliers no scale suits, goes in as two halves
+FEEDBACK = 0.5  # of the weights' error is left, measured on SmolLM2
 HEAD_ROWS = 8192  # of the vocabulary that are looked at to choose alpha
 SMALLEST = 1e-5  # of a range: a channel that is always zero
 
@@ -83,6 +90,8 @@ def smoothing(
         for first, norm in (("q_proj", "attn_norm"), ("gate_proj", "mlp_norm")):
             scale = maker.scale([found[f"layers.{i}.{first}"]])
             result.outputs[f"layers.{i}.{norm}.weight"] = scale
+        scale = maker.scale([found[f"layers.{i}.{HALVED}"]])
+        result.outputs[f"layers.{i}.up_proj.weight"] = scale
     heads = (config.num_kv_heads, config.group_size, config.head_dim)
 
     def shared(channels: np.ndarray) -> np.ndarray:
@@ -112,7 +121,7 @@ class _Maker:
         self.result = Smoothing()
         self._activations = activations
         self._read = read
-        self._alphas = ALPHAS if alpha is None else (alpha,)
+        self._alpha = alpha
 
     def scale(
         self,
@@ -127,7 +136,7 @@ class _Maker:
             for _, matrix, rows, columns, turned in matrices
         ]
         a, w = shared(largest), shared(np.max(readers, axis=0))
-        tried = [_scale(a, w, alpha) for alpha in self._alphas]
+        tried = _scales(a, w) if self._alpha is None else [_scale(a, w, self._alpha)]
         if len(tried) > 1:
             errors = [sum(self._error(scale, *entry) for entry in matrices) for scale in tried]
             tried = [tried[int(np.argmin(errors))]]
@@ -159,9 +168,18 @@ class _Maker:
         else:
             rows = rows * scale
         step = float((self._activations.channels[group.name] / scale).max())
+        step = step / HALF if group.name.endswith(HALVED) else step
         steps = blocks.largest(matrix, rows, columns, axis=1 if turned else 0)
         squares = float((self._activations.mean_squares[group.name] / scale**2).sum())
-        return step**2 * blocks.energy(matrix, rows, columns) + float((steps**2).sum()) * squares
+        weights = FEEDBACK * float((steps**2).sum()) * squares
+        return step**2 * blocks.energy(matrix, rows, columns) + weights
+
+
+def _scales(activations: np.ndarray, weights: np.ndarray) -> list[np.ndarray]:
+    """All that are tried, from the largest |value| and |weight| of each channel."""
+    ranked = np.sort(np.maximum(activations, SMALLEST))[::-1]
+    capped = [np.maximum(activations, ranked[int(len(ranked) * share)]) for share in CAPS]
+    return [*(_scale(activations, weights, alpha) for alpha in ALPHAS), *capped]
 
 
 def _scale(activations: np.ndarray, weights: np.ndarray, alpha: float) -> np.ndarray:

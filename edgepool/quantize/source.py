@@ -14,10 +14,8 @@ from ..errors import BadInput
 from . import record
 from .linears import Group, groups
 from .record import Calibration
-from .smooth import Activations, Smoothing, smoothing
+from .smooth import HALVED, Activations, Smoothing, smoothing
 from .stored import StoredWeights
-
-DOWN = "down_proj"
 
 
 @dataclass(frozen=True)
@@ -39,12 +37,16 @@ class Source:
                 f"{sorted(unknown)[0]}: no linear layer of {self.bundle.path} has this name"
             )
 
-    def down_projections(self) -> tuple[str, ...]:
-        """The groups whose inputs have the largest outliers, SwiGLU's products."""
-        return tuple(group.name for group in self.groups if group.name.endswith(DOWN))
+    def halved(self, float_inputs: Collection[str] = ()) -> tuple[str, ...]:
+        """The groups whose inputs go in as two INT8 halves."""
+        names = [group.name for group in self.groups if group.name.endswith(HALVED)]
+        return tuple(name for name in names if name not in float_inputs)
 
     def int8_share(self, float_inputs: Collection[str]) -> float:
-        """The part of the linears' multiply-adds, LM head included, with INT8 on both sides."""
+        """The part of the linears' multiply-adds, LM head included, with INT8 on both sides.
+
+        Those of an input that goes in as two halves count once, as they do in FP32.
+        """
         total = quantised = 0
         for group in self.groups:
             for linear in group.linears:

@@ -82,9 +82,12 @@ def add_int8(path: Path, target: Target, report: Report = silent) -> Bundle:
     bundle = Bundle.open(path)
     made = bundle.manifest["quantization"]
     source = prepare(bundle, made["alpha"], made["kv_dtype"] == "int8")
+    stored = StoredWeights.of(bundle.file(made["model"]))
+    linears = [linear for group in source.groups for linear in group.linears]
+    rounded = {linear.weight: stored.read(linear.weight) for linear in linears}
     place = f"variants/{target.name}/{NAME}"
     with amended(bundle) as (folder, manifest):
-        write(source, folder / place, made["float_inputs"], target, report)
+        write(source, rounded, folder / place, made["float_inputs"], target, report)
         variants = {**made["variants"], target.name: place}
         manifest["quantization"] = {**made, "variants": variants}
     return Bundle.open(path)

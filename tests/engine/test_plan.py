@@ -92,13 +92,11 @@ def test_the_1_5b_shape() -> None:
     assert weight_bytes(QWEN, ORIN, FLOAT) == ({"fp16": 2 * count}, 0)
     assert 2 * count == pytest.approx(3.09e9, rel=0.01)
     embedding = QWEN.vocab_size * QWEN.hidden_size
-    down = QWEN.num_layers * QWEN.hidden_size * QWEN.intermediate_size
     orin, _ = weight_bytes(QWEN, ORIN, INT8)  # one table, for embedding and head
-    assert orin["int8"] == pytest.approx(count - down, rel=0.001)
-    assert orin["fp16"] == pytest.approx(2 * down, rel=0.001)
+    assert orin["int8"] == pytest.approx(count, rel=0.001)
     xavier, gathered = weight_bytes(QWEN, XAVIER, INT8)  # the head's in INT8, the other in FP16
     assert xavier["int8"] == orin["int8"]
-    assert xavier["fp16"] - orin["fp16"] == gathered == 2 * embedding
+    assert xavier["fp16"] - orin.get("fp16", 0) == gathered == 2 * embedding
     # The file: a quarter of the FP32 one, or, for TensorRT 8, all of it; and the scales.
     scales = 4 * sum(shape[0] for shape in weight_shapes(QWEN).values() if len(shape) == 2)
     assert count < memory(QWEN, ORIN, INT8, 1, 1).file < 0.35 * 4 * count
@@ -150,9 +148,9 @@ def test_linear_work_is_two_operations_per_weight() -> None:
         for name, shape in weight_shapes(without).items()
         if len(shape) == 2 and "embed" not in name and "lm_head" not in name
     )
-    for precision in (FLOAT, INT8):
-        assert sum(linear_flops(without, precision)) == 2 * matrices
-    assert linear_flops(without, FLOAT)[0] == 0
+    down = QWEN.num_layers * QWEN.hidden_size * QWEN.intermediate_size
+    assert linear_flops(without, FLOAT) == (0, 2 * matrices)
+    assert linear_flops(without, INT8) == (2 * (matrices + down), 0)  # its inputs go in twice
 
 
 @given(st.integers(0, 500), st.integers(1, 500))

@@ -53,6 +53,18 @@ def test_calibration_never_sees_what_is_held_out(
     assert set(seen) | set(found.held_out) <= set(parts.reshape(-1))
 
 
+@pytest.mark.parametrize("sizes", [[100], [20_000], [1024] * 76, [512] * 15 + [4096], [3000, 9000]])
+def test_a_sample_is_from_all_over_the_data(sizes: list[int]) -> None:
+    starts = np.cumsum([0, *sizes])
+    sequences = [np.arange(a, b, dtype=np.int32) for a, b in zip(starts, starts[1:])]
+    sample = data.Data(sequences, np.zeros(0, np.int32), {}).sample()
+    assert sample and sum(map(len, sample)) <= data.SAMPLE
+    assert set(np.concatenate(sample)) <= set(range(starts[-1]))
+    if len(sample) > 1:
+        assert sample[0][0] == 0
+        assert sample[-1][-1] > 0.6 * starts[-1]
+
+
 def test_text_is_read_in_blocks_that_end_with_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

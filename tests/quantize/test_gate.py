@@ -20,6 +20,8 @@ from edgepool.quantize.calibrate import Options as Calibration
 from edgepool.quantize.calibrate import calibrate
 from edgepool.quantize.compare import Comparison, LayerError
 from edgepool.quantize.quantize import NAME, Options, quantize_bundle
+from edgepool.quantize.rounding import rounded_weights
+from edgepool.quantize.sensitivity import Sensitivity, sensitivities
 from edgepool.quantize.source import Source, prepare
 
 from .conftest import LOOSE, token_file
@@ -31,6 +33,16 @@ def calibrated(sparse_bundle: Path, tmp_path_factory: pytest.TempPathFactory) ->
     bundle = Path(shutil.copytree(sparse_bundle, folder / "edgepool-bundle"))
     calibrate(bundle, Calibration([token_file(folder / "a.npz")], samples=3, length=100))
     return bundle
+
+
+@pytest.fixture(scope="module")
+def source(calibrated: Path) -> Source:
+    return prepare(Bundle.open(calibrated), alpha=None, kv=True)
+
+
+@pytest.fixture(scope="module")
+def measured(source: Source, tmp_path_factory: pytest.TempPathFactory) -> list[Sensitivity]:
+    return sensitivities(source, rounded_weights(source, tmp_path_factory.mktemp("rounded")))
 
 
 # ------------------------------------------------------------------------------------ numbers
@@ -88,33 +100,37 @@ def scripted(source: Source, needed: Collection[str]) -> tuple[gate.Judge, list[
 
 
 @pytest.mark.parametrize("needed", [0, 1, 2, 3, 5, 7])
-def test_auto_leaves_the_fewest_that_pass(calibrated: Path, needed: int) -> None:
-    source = prepare(Bundle.open(calibrated), alpha=None, kv=True)
-    ids = source.calibration.held_out[:64]
-    measured = sorted(gate.sensitivities(source, ids), key=lambda s: -s.inputs)
-    worst = [s.group for s in measured[:needed]]
+def test_auto_leaves_the_fewest_that_pass(
+    source: Source, measured: list[Sensitivity], needed: int
+) -> None:
+    ranked = sorted(measured, key=lambda s: -s.inputs)
+    worst = [s.group for s in ranked[:needed]]
     judge, asked = scripted(source, worst)
-    verdict = gate.decide(source, None, True, gate.Limits(), ids, judge)
+    verdict = gate.decide(source, (), True, gate.Limits(), measured, judge)
     assert list(verdict.float_inputs) == worst
     assert asked[-1] == set(worst)  # the graph that was written last
     assert len(verdict.curve) <= 2 + 2 * np.log2(len(source.groups))
     assert verdict.curve[0]["int8_multiply_adds"] == 1
 
 
-def test_auto_gives_up_when_even_float_inputs_fail(calibrated: Path) -> None:
-    source = prepare(Bundle.open(calibrated), alpha=None, kv=True)
+def test_auto_gives_up_when_even_float_inputs_fail(
+    source: Source, measured: list[Sensitivity]
+) -> None:
     judge, asked = scripted(source, ["something else"])
     with pytest.raises(GateFailed, match=r"INT8 costs \+10\.52 % perplexity"):
-        gate.decide(source, None, True, gate.Limits(), source.calibration.held_out[:64], judge)
+        gate.decide(source, (), True, gate.Limits(), measured, judge)
     assert len(asked[-1]) == len(source.groups)
 
 
-def test_sensitivity_is_what_int8_inputs_do_to_the_output(calibrated: Path) -> None:
-    source = prepare(Bundle.open(calibrated), alpha=None, kv=True)
-    measured = gate.sensitivities(source, source.calibration.held_out[:128])
+def test_sensitivity_is_what_int8_inputs_do_to_the_output(
+    source: Source, measured: list[Sensitivity]
+) -> None:
     assert [s.group for s in measured] == [group.name for group in source.groups]
     for s in measured:
-        assert 1e-4 < s.inputs < 0.2
+        if s.group in source.halved():
+            assert 0 < s.inputs < 1e-4
+        else:
+            assert 1e-4 < s.inputs < 0.2
         assert 1e-4 < s.weights < 0.1
 
 
