@@ -10,10 +10,9 @@ ARG RUNTIME_IMAGE=${BASE_IMAGE}
 
 FROM ${BASE_IMAGE} AS tools
 WORKDIR /context
-COPY jetson/image jetson/image
-COPY jetson/requirements-*.txt jetson/
+COPY jetson/image/tools.sh jetson/requirements-build.txt jetson/
 ARG PYTHON=3.12
-RUN sh jetson/image/tools.sh
+RUN sh jetson/tools.sh
 
 FROM tools AS packages
 COPY . .
