@@ -86,8 +86,9 @@ def _write(
 
     target = find_target(name)
     output = output or Path("%s.tar" % name)
+    source = Bundle.open(bundle)
     with console.progress() as report:
-        listing = package(Bundle.open(bundle), target, output, library, report, console.note)
+        listing = package(source, target, output, library, report, console.note)
     record = _record(output, listing)
     if json:
         console.print_json(record)
@@ -107,7 +108,10 @@ def _write(
     if target.recommended_precision == "int8" and not any(
         "int8" in m.name for m in listing.members
     ):
-        console.note("note: no INT8 graph in it: `edgepool quantize` makes one")
+        way = "`edgepool quantize` makes one"
+        if source.manifest["dtype"] == "fp16":
+            way = "INT8 is made from an FP32 bundle (`edgepool export --dtype fp32`)"
+        console.note("note: no INT8 graph in it: %s" % way)
     console.note("wrote %s; on the board it takes as much again when it is extracted" % output)
 
 

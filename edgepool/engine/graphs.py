@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
@@ -96,7 +97,7 @@ def require_ready(path: Path, target: Target) -> None:
                 errors[0].title,
                 errors[0].where,
                 errors[0].rule,
-                path,
+                shlex.quote(str(path)),
                 target.name,
                 len(errors),
             )

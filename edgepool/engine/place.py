@@ -9,6 +9,7 @@ no --target, no GPU               TensorRT-RTX, ahead of time, for its default G
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import List, Optional, Sequence, Tuple
@@ -159,7 +160,7 @@ def not_here(bundle: Bundle, place: Place, precision: str) -> MissingRequirement
             (bundle.path / graph_name(bundle, target, precision, place.runtime)).parent,
             target.title,
             here.name if here else "no GPU",
-            bundle.path.name,
+            shlex.quote(bundle.path.resolve().name),
             flag(bundle, precision),
             target.name,
         )

@@ -11,6 +11,7 @@ That takes PyTorch and the `onnx` package, which a PC has and a board has not.
 from __future__ import annotations
 
 import importlib.util
+import shlex
 from typing import Any, Callable, Dict, Optional
 
 from ..bundle import Bundle
@@ -51,7 +52,7 @@ def complete(
         bundle = _lowered(bundle, target, report, say)
     if precision == "int8":
         bundle = _quantised(bundle, target if runtime == "tensorrt" else None, report, say)
-    elif precision == "fp16":
+    elif precision == "fp16" and bundle.manifest["dtype"] == "fp32":
         bundle = _halved(bundle, target if runtime == "tensorrt" else None, report, say)
     return bundle
 
@@ -65,7 +66,7 @@ def check_int8(bundle: Bundle) -> None:
     if any(key not in made for key in RECORDED) or made["calibration"] != digest:
         raise BadInput(
             "%s: model.int8.onnx was not made from this calibration.json: run `edgepool quantize "
-            "%s` again" % (bundle.path, bundle.path)
+            "%s` again" % (bundle.path, shlex.quote(str(bundle.path)))
         )
 
 
@@ -80,7 +81,7 @@ def _require_tools(bundle: Bundle, target: Optional[Target], precision: str, nam
                 bundle.path,
                 name,
                 missing[0],
-                bundle.path.name,
+                shlex.quote(bundle.path.resolve().name),
                 flag(bundle, precision),
                 " --target %s" % target.name if target is not None else "",
             )
@@ -123,7 +124,8 @@ def _quantised(bundle: Bundle, target: Optional[Target], report: Report, say: Sa
             bundle = quantize_bundle(bundle.path, report=report)
         except GateFailed as failure:
             raise GateFailed(
-                "%s (`edgepool quantize %s --auto`); no engine was built" % (failure, bundle.path)
+                "%s (`edgepool quantize %s --auto`); no engine was built"
+                % (failure, shlex.quote(str(bundle.path)))
             ) from failure
         say("INT8 %s" % _judged(bundle))
     if target is not None and target.name not in bundle.manifest["quantization"]["variants"]:

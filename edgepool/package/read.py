@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import zlib
 from pathlib import Path
 from typing import BinaryIO, Iterator, Optional, Tuple
@@ -158,8 +159,9 @@ def not_whole(stream: BinaryIO, path: Path, listing: Listing, damage: Damage) ->
     size, whole = os.fstat(stream.fileno()).st_size, listing.total_bytes
     if damage.start >= whole:
         return GateFailed(
-            "%s: %d bytes too long: the package ends at byte %d: cut it there (`truncate -s %d`), "
-            "or copy it again" % (path, size - whole, whole, whole)
+            "%s: %d bytes too long: the package ends at byte %d: cut it there "
+            "(`truncate -s %d %s`), or copy it again"
+            % (path, size - whole, whole, whole, shlex.quote(str(path)))
         )
     again = _begins_again(stream, damage)
     if again is not None:

@@ -157,6 +157,21 @@ def test_what_cannot_be_built_here(
     assert sorted(p.name for p in (exported / "engines").glob("*")) == before
 
 
+def test_the_command_for_the_board_can_be_pasted(
+    exported: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """With a space in the bundle's name, and from the folder itself."""
+    bundle = shutil.copytree(exported, tmp_path / "my bundle")
+    expected = "run `edgepool build-engine 'my bundle' --target jetson-agx-orin`\n"
+    for folder, path in ((tmp_path, "my bundle"), (bundle, ".")):
+        monkeypatch.chdir(folder)
+        assert main(["build-engine", path, "--target", "jetson-agx-orin"]) == 3
+        assert capfd.readouterr().err.endswith(expected)
+
+
 def test_a_full_disk_leaves_what_was_there(
     exported: Path, built: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:

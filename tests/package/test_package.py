@@ -269,6 +269,17 @@ def test_json(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert json.loads(capsys.readouterr().out) == {**written, "folder": out}
 
 
+def test_a_bundle_in_fp16(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its own graph is the FP16 one: nothing is calibrated, and the way to INT8 is another."""
+    model = write_checkpoint(tmp_path / "model.pt", config(**SPARSE))
+    bundle = export(model, Options(tmp_path / "bundle", dtype="fp16"))
+    package = str(tmp_path / "p.tar")
+    assert main(["package", str(bundle.path), "--target", "jetson-agx-orin", "-o", package]) == 0
+    error = capsys.readouterr().err
+    assert "note: no INT8 graph in it: INT8 is made from an FP32 bundle" in error
+    assert "calibrat" not in error
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
