@@ -24,6 +24,8 @@ from tests.test_docs import code_lines
 ROOT = Path(__file__).resolve().parents[2]
 JETSON = ROOT / "jetson"
 README = (JETSON / "README.md").read_text()
+# What shows the power mode in a container (edgepool/engine/condition.py).
+POWER = ["/var/lib/nvpmodel", "/etc/nvpmodel.conf"]
 # Of a package for jetson-containers (docs/packages.md there).
 PACKAGE_KEYS = set(
     "alias build_args build_flags config depends disabled dockerfile docs group name notes path "
@@ -78,6 +80,8 @@ def test_runs_ask_for_what_the_entrypoint_does() -> None:
     for words in commands("docker run"):
         assert words[words.index("--runtime") + 1] == "nvidia"
         check_job(job_of(words, "edgepool"))
+    (check,) = [words for words in commands("docker run") if words[-1] == "check"]
+    assert all("%s:%s:ro" % (path, path) in check for path in POWER)
     for option in re.findall(
         r"`(--[a-z]+)(?: \w+)?`", README.split("## 3.")[1].split("With Docker")[0]
     ):
@@ -107,10 +111,12 @@ def test_compose() -> None:
     service = project.to_dict()["services"]["edgepool"]
     assert service["runtime"] == "nvidia"
     assert service["read_only"] is True
-    models, cache = service["volumes"]
+    models, cache, *power = service["volumes"]
     assert (models["source"], models["target"]) == ("/some/bundle", "/models")
     assert models["read_only"] is True
     assert (cache["source"], cache["target"]) == ("cache", "/cache")
+    assert [mount["source"] for mount in power] == POWER
+    assert all(mount["target"] == mount["source"] and mount["read_only"] for mount in power)
     check_job(service["command"])
     with pytest.raises(ValueError, match="run_time"):
         compose_spec.PyCompose.from_yaml(compose_file().replace("runtime:", "run_time:"))
