@@ -104,11 +104,13 @@ def check(out: str) -> str:
 
 def build(out: str) -> str:
     record = json.loads(out)
-    return "%s, %d tokens, batch %d; parity %s" % (
-        record["precision"],
-        record["context"],
-        record["batch"],
-        json.dumps(record["parity"]),
+    chosen = "%s, %d tokens, batch %d" % (record["precision"], record["context"], record["batch"])
+    parity = record["parity"]
+    return "%s; parity: %.1f %% of %d best tokens are PyTorch's, logits within %.2g" % (
+        chosen,
+        100 * parity["agreement"],
+        parity["positions"],
+        parity["largest"],
     )
 
 
