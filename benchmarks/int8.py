@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--turns", type=int, default=40)
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     result = measure(options.bundle, options.context, options.threads, options.turns)
