@@ -32,7 +32,7 @@ def command(
     \b
     Examples:
       edgepool build-plugins
-      edgepool build-plugins --target jetson-agx-orin -o plugins
+      edgepool build-plugins --target jetson-agx-orin -o orin-plugins
     """
     from ..plugin_library import NAME, default_folder
     from ..plugins_build import build
