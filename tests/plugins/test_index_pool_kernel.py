@@ -322,7 +322,8 @@ def test_bytes_of_decode(library: emulated.Library, weighting: str, context: int
     )  # fmt: skip
     data = inputs(replace(case, columns=4))
     pages = data["index_pool"].shape[1]
-    data["page_table"] = np.full((2, context // 16), pages - 1, np.int32)
+    own = np.array([[pages - 2], [pages - 1]], np.int32)  # a page of each sequence
+    data["page_table"] = own.repeat(context // 16, axis=1)
     data["new_len"] = np.ones(2, np.int32)
     row = case.heads * case.dim * 2
     parts = 1 if weighting == "mean" else 2
