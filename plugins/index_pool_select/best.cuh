@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(kBestThreads, 2) best_of_part(const Params p, 
 
   if constexpr (kAffinities) {
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    const int high = (row.low + row.count) * p.block;
+    const int high = row.count > 0 ? (row.low + row.count) * p.block : 0;
     for (int query = warp; query < p.Hq; query += kBestWarps) {
       const float2 v = load_statistics(plan, row.number, p.Hq, query, high);
       if (threadIdx.x % 32 == 0) statistics[query] = v;
