@@ -27,6 +27,7 @@ from .onnxfile import external_locations
 FORMAT, VERSION = "edgepool-bundle", 1
 DEFAULT = "edgepool-bundle"
 MANIFEST = "manifest.json"
+ENGINES = "engines"  # folder of `edgepool build-engine`
 LARGEST_MANIFEST = 64 << 20
 
 # key: what it holds
@@ -181,10 +182,17 @@ def read_manifest(path: Path) -> Dict[str, Any]:
 
 
 def write_manifest(folder: Path, manifest: Dict[str, Any]) -> None:
-    """Write manifest.json: its digest, and sha256 and size of every file now in the folder."""
+    """Write manifest.json: its digest, and sha256 and size of every file now in the folder.
+
+    Engines have records of their own, and are built, changed and deleted without it.
+    """
     with new_file(folder / MANIFEST) as stream:
         mine = (folder / MANIFEST, Path(stream.name))
-        paths = [path for path in folder.rglob("*") if path.is_file() and path not in mine]
+        paths = [
+            path
+            for path in folder.rglob("*")
+            if path.is_file() and path not in mine and folder / ENGINES not in path.parents
+        ]
         files = {
             str(path.relative_to(folder)).replace(os.sep, "/"): {
                 "sha256": sha256(path),
@@ -214,7 +222,7 @@ def manifest_digest(manifest: Dict[str, Any]) -> str:
 # ----------------------------------------------------------------------------------- staging
 
 # Folders of a bundle that later commands fill: replaced with it, their files need not be listed.
-DERIVED = ("engines", "variants")
+DERIVED = (ENGINES, "variants")
 
 
 def staged(path: Union[str, Path]) -> ContextManager[Path]:

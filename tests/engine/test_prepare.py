@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,8 +43,16 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return exported(tmp_path_factory, "plain", config(**SPARSE), ()) / "edgepool-bundle"
 
 
-@pytest.fixture(scope="session")
-def prepared(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", autouse=True)
+def lenient() -> Iterator[None]:
+    """Random weights predict nothing, so that their top-1 agreement is noise."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gate.Limits, "passed_by", lambda self, c: c.perplexity_increase < 50)
+        yield
+
+
+@pytest.fixture(scope="module")
+def prepared(plain: Path, lenient: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same after INT8 was asked for on both boards, one after the other, and FP16 on one."""
     path = Path(shutil.copytree(plain, tmp_path_factory.mktemp("prepared") / "edgepool-bundle"))
     for target in (XAVIER, ORIN):
@@ -213,6 +222,18 @@ def test_norms_and_islands_are_named_for_a_tensorrt_that_may_choose(prepared: Pa
     assert {"layers.0.attn_norm/Pow", "norm/Sqrt"} <= set(half)
     assert not any(name.endswith(("MatMul", "Gemm")) for name in half)
     assert graph_of(bundle, target, "fp32", "tensorrt").float_nodes == ()
+
+
+def test_engines_are_no_files_of_the_manifest(bundle: Path) -> None:
+    engine = bundle / "engines" / "rtx-fp32" / "engine"
+    engine.parent.mkdir(parents=True)
+    engine.write_bytes(b"one")
+    assert main(["build-engine", str(bundle), "--int8", "--target", ORIN]) == 3
+    assert engine.read_bytes() == b"one"  # it was taken along
+    engine.write_bytes(b"another")
+    Bundle.open(bundle).verify()
+    shutil.rmtree(bundle / "engines")
+    Bundle.open(bundle).verify()
 
 
 def test_check_looks_at_every_graph_of_the_target(prepared: Path) -> None:

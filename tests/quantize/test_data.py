@@ -136,3 +136,12 @@ def test_text_needs_a_tokenizer(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="none.txt: no such file"):
         data.from_files([tmp_path / "none.txt"], encode, CONFIG, 2, 16)
+
+
+def test_a_model_draws_fairly_from_its_likeliest_tokens() -> None:
+    share = np.array([0.02, 0.5, 0.03, 0.3, 0.15])
+    logits = np.tile(np.log(share), (4000, 1)).astype(np.float32)
+    drawn = data._drawn(logits, np.random.default_rng(3))
+    counts = np.bincount(drawn, minlength=5) / len(drawn)
+    kept = np.where(share > 0.1, share, 0)  # 0.5 and 0.3 are not yet 0.9
+    np.testing.assert_allclose(counts, kept / kept.sum(), atol=0.03)
