@@ -60,7 +60,7 @@ def write_stub(path: Path) -> None:
     header = toolchain.cuda_include() / "cuda.h"
     command = [compiler, "-E", "-I", header.parent, header]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    names = set(re.findall(r"^CUresult\s+(cu\w+)\s*\(", text, re.MULTILINE))
+    names = set(re.findall(r"\bCUresult\s+(cu\w+)\s*\(", text))
     assert "cuMemAlloc_v2" in names
     source = path.with_suffix(".c")
     source.write_text("\n".join("int %s(void) { return 0; }" % name for name in sorted(names)))
