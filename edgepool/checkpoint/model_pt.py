@@ -31,6 +31,7 @@ from .weights import Weight, check_finite, check_weights
 FORMAT, VERSION = "edgepool", 1
 KEYS = ("format", "version", "config", "state_dict", "tokenizer")
 
+ZIP = b"PK\3\4"
 # What torch raises for an archive that it cannot take apart.
 DAMAGE = (RuntimeError, EOFError, LookupError, ValueError, TypeError, AttributeError, OSError)
 
@@ -130,8 +131,11 @@ def _read(path: Path) -> dict[str, Any]:
     if path.stat().st_size == 0:
         raise BadInput(f"{path}: the file is empty")
     try:
-        with zipfile.ZipFile(path) as archive:
+        with path.open("rb") as stream, zipfile.ZipFile(stream) as archive:
             names = archive.namelist()
+            stream.seek(0)
+            if stream.read(len(ZIP)) != ZIP:  # what a tar that holds a zip file does not begin with
+                raise zipfile.BadZipFile
     except (zipfile.BadZipFile, *DAMAGE) as error:
         raise BadInput(
             f"{path}: not a model.pt: it is truncated or another kind of file "

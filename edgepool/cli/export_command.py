@@ -28,7 +28,7 @@ def command(
     \b
     Examples:
       edgepool export model.pt
-      edgepool export model.pt -o phone-bundle --target jetson-agx-orin --dtype fp16
+      edgepool export model.pt -o orin-bundle --target jetson-agx-orin --dtype fp16
       edgepool export model.pt --max-context 32768
     """
     from ..exporter.export import Options, export

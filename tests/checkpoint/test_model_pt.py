@@ -210,6 +210,8 @@ def test_other_files(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a.txt", "hello")
     assert "damaged" in refused(path)
+    path.write_bytes(bytes(512) + path.read_bytes())  # as a tar holds a zip file
+    assert "truncated or another kind" in refused(path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("module/constants.pkl", b"")
     assert "TorchScript" in refused(path)
