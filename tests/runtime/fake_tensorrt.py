@@ -263,7 +263,12 @@ class Network:
         return self._tensors(self.model.graph.output)[index]
 
     def get_layer(self, index: int) -> Any:
-        return SimpleNamespace(num_outputs=1, get_output=lambda i: SimpleNamespace(dtype="FLOAT"))
+        return SimpleNamespace(
+            name=self.model.graph.node[index].name,
+            num_outputs=1,
+            get_output=lambda i: SimpleNamespace(dtype="FLOAT"),
+            set_output_type=lambda i, dtype: None,
+        )
 
 
 class OnnxParser:
