@@ -151,10 +151,10 @@ def test_what_cannot_be_built_here(
     code: int,
     words: str,
 ) -> None:
-    before = sorted(p.name for p in (exported / "engines").glob("*"))
+    before = sorted(p.name for p in (exported / "engines").glob("[!.]*"))
     assert main(["build-engine", str(exported), *arguments]) == code
     assert words in capfd.readouterr().err
-    assert sorted(p.name for p in (exported / "engines").glob("*")) == before
+    assert sorted(p.name for p in (exported / "engines").glob("[!.]*")) == before
 
 
 def test_the_command_for_the_board_can_be_pasted(
