@@ -139,9 +139,10 @@ def _below(model: Model, precision: str) -> List[str]:
 def _less(model: Model, wish: Choice, room: Room) -> List[str]:
     """Options that would make a wish fit."""
 
-    def fits(**change: object) -> bool:
-        return room.holds(model.needs(dataclasses.replace(wish, **change)))  # type: ignore[arg-type]
+    def fits(choice: Choice) -> bool:
+        return room.holds(model.needs(choice))
 
-    ways = ["--precision %s" % p for p in _below(model, wish.precision) if fits(precision=p)]
-    context = largest(lambda n: fits(context=n), wish.context - 1)
+    cheaper = _below(model, wish.precision)
+    ways = ["--precision %s" % p for p in cheaper if fits(dataclasses.replace(wish, precision=p))]
+    context = largest(lambda n: fits(dataclasses.replace(wish, context=n)), wish.context - 1)
     return [*ways, "--context %d" % context] if context else ways

@@ -4,6 +4,7 @@ It is the image of Dockerfile.jetson: jetson-containers gives it what it has bui
 BASE_IMAGE. Its loader sets `package` before it runs this file.
 """
 
+# ruff: noqa: F821  `package` is a global that the loader made
 from pathlib import Path
 
 from jetson_containers import PYTHON_VERSION
@@ -13,9 +14,9 @@ GPUS = {"jp5": "72-real,87-real", "jp6": "87-real", "jp7": "87-real"}
 
 python = str(PYTHON_VERSION)
 if python not in REQUIREMENTS:
-    package["disabled"] = True  # noqa: F821
+    package["disabled"] = True
 else:
-    package.update(  # noqa: F821
+    package.update(
         name="edgepool",
         group="llm",
         notes="long-context language models on TensorRT",

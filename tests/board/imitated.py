@@ -62,6 +62,7 @@ def on(root: Path, sm: int, argv: list[str]) -> int:
 
     graphs = DriverGraphs.__new__(DriverGraphs)
     graphs._cuda = fake_libcuda(pycuda.driver.GPU)
+    # Ignored by mypy because a function stands in for a class, whose constructor opens libcuda.
     device_memory.DriverGraphs = lambda: graphs  # type: ignore[assignment,misc]
     gpu.find = lambda: gpu.Gpu("imitated", sm, 32 << 30, "12.6")
     ready.make_ready = functools.partial(ready.make_ready, root=root)

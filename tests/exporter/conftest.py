@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
 from edgepool.config import ModelConfig
 from edgepool.exporter.export import Options, export
+from tests.workers import shared_folder
 
 from .models import MIXED, SPARSE, config, write_checkpoint
 
@@ -32,9 +31,7 @@ def sparse(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def exported(
     factory: pytest.TempPathFactory, name: str, c: ModelConfig, targets: tuple[str, ...]
 ) -> Path:
-    base = factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"exported-{name}"
-    with FileLock(str(folder) + ".lock"):
+    with shared_folder(factory, f"exported-{name}") as folder:
         if not (folder / "edgepool-bundle").exists():
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
 from edgepool.exporter.export import Options, export
 from edgepool.model.presets import PRESETS
 from edgepool.targets import load_targets
 from tests.exporter.models import write_checkpoint
+from tests.workers import shared_folder
 
 JETSONS = [name for name, target in load_targets().items() if target.kind == "jetson"]
 
@@ -19,9 +18,7 @@ JETSONS = [name for name, target in load_targets().items() if target.kind == "je
 @pytest.fixture(scope="session")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """edgepool-bundle/ of edgepool-tiny, with a variant for every Jetson."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "package"
-    with FileLock(str(folder) + ".lock"):
+    with shared_folder(tmp_path_factory, "package") as folder:
         if not (folder / "edgepool-bundle").exists():
             folder.mkdir(exist_ok=True)
             write_checkpoint(folder / "model.pt", PRESETS["edgepool-tiny"])

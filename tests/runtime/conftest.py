@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Callable
 
 import pytest
-from filelock import FileLock
 
 from edgepool.checkpoint import import_checkpoint
 from edgepool.exporter.export import Options, export
+from tests.workers import shared_folder
 
 from .fakes import config
 from .models import TEMPLATE, write_checkpoint
@@ -43,9 +42,7 @@ def smollm2_bundle(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory)
 
 
 def _exported(factory: pytest.TempPathFactory, name: str, write: Callable[[Path], object]) -> Path:
-    base = factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
-    with FileLock(str(folder) + ".lock"):
+    with shared_folder(factory, name) as folder:
         if not (folder / "edgepool-bundle").exists():
             folder.mkdir(exist_ok=True)
             write(folder / "model.pt")
