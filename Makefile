@@ -28,7 +28,7 @@ install: .venv/test.stamp ## Install everything that the tests use, and fetch th
 test: install ## Run the tests
 	$(BIN)/python -m pytest -n 2 -m "not slow" -q $(PYTEST_ARGS)
 
-test-full: install ## Run all tests, the slow ones too, and write test-full.md
+test-full: install ## Run all tests, the slow ones too, and record the run in docs/verification.md
 	$(BIN)/python -m tests.full $(PYTEST_ARGS)
 
 container: .venv/test.stamp ## Build the images on a Debian, run them (as root: buildah, debootstrap)

@@ -10,7 +10,6 @@ more after a step than before it loads the graph: weights as ONNX Runtime keeps 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import multiprocessing
 import platform
@@ -32,10 +31,9 @@ def graphs(path: Path) -> dict[str, tuple[Path, ModelConfig]]:
     """The bundle's FP32 and INT8 graphs, each with the configuration of its state."""
     bundle = Bundle.open(path)
     made = bundle.manifest["quantization"]
-    int8 = dataclasses.replace(bundle.config, kv_dtype=made["kv_dtype"])
     return {
         "fp32": (bundle.model_path, bundle.config),
-        "int8": (bundle.file(made["model"]), int8),
+        "int8": (bundle.file(made["model"]), bundle.config_of("int8")),
     }
 
 

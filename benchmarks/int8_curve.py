@@ -69,7 +69,9 @@ def plot(points: list[dict], path: Path) -> None:
 
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     share = [100 * p["int8"] for p in points[1:]]
-    for one, key, limit in zip(axes, ("perplexity_increase", "top1_agreement"), (1.0, 93.0)):
+    limits = gate.Limits()
+    bounds = (limits.perplexity, limits.agreement)
+    for one, key, limit in zip(axes, ("perplexity_increase", "top1_agreement"), bounds):
         one.plot(share, [p[key] for p in points[1:]], "o-")
         one.axhline(limit, color="grey", linewidth=0.8, linestyle=":")
         one.set(xlabel="multiply-adds in INT8, %", title=f"{key.replace('_', ' ')}, %")

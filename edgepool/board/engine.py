@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Optional
 
 from ..bundle import Bundle
 from ..engine import build, store, tensorrt_api
-from ..engine.footprint import Memory
+from ..engine.footprint import STEP_TOKENS, Memory
 from ..engine.graphs import Graph, graph_name, graph_of
 from ..engine.memory import GIB
 from ..engine.place import Place, place_for
@@ -23,8 +23,6 @@ from ..runtime import device_memory, trt_session
 from ..runtime.session import Session
 from ..targets import Target
 from .fit import PRECISIONS, Choice
-
-INPUT_TOKENS = 512  # of a prefill step, as `build-engine` has it
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ def precisions_of(bundle: Bundle, target: Target) -> List[str]:
 
 def job_for(bundle: Bundle, target: Target, choice: Choice) -> Job:
     """What it takes to have an engine for a choice. Raises as `build_engine` does."""
-    limits = Limits(choice.batch, min(INPUT_TOKENS, choice.context), choice.batch * choice.context)
+    limits = Limits(choice.batch, min(STEP_TOKENS, choice.context), choice.batch * choice.context)
     limits.check(bundle.config)
     options = build.Options(
         precision=choice.precision,

@@ -136,8 +136,8 @@ def describe(bundle: Bundle, place: Place, precision: str, limits: Limits) -> Di
 def pool_bytes(bundle: Bundle, limits: Limits, precision: str) -> int:
     """Bytes of all state tensors of an engine."""
     sizes = {"batch": limits.batch, "pages": limits.pages(bundle.config)}
-    halves = "fp16" in (precision, bundle.manifest["dtype"])
-    width = {"float": 2 if halves else 4, "float32": 4, "int8": 1}
+    fp16 = "fp16" in (precision, bundle.manifest["dtype"])
+    width = {"float": 2 if fp16 else 4, "float32": 4, "int8": 1}
     total = 0
     for spec in state_specs(bundle.config_of(precision)):
         count = width[spec.dtype]

@@ -37,8 +37,8 @@ def complete(
 ) -> Bundle:
     """The bundle with the graph that `graphs.source` takes; nothing is made twice.
 
-    Raises GateFailed where INT8 is too far from FP32, BadInput for an INT8 graph that does not
-    belong to the bundle's calibration, MissingRequirement on a machine that can make none.
+    Raises GateFailed where INT8 or FP16 is too far from FP32, BadInput for an INT8 graph that does
+    not belong to the bundle's calibration, MissingRequirement on a machine that can make none.
     """
     name = graph_name(bundle, target, precision, runtime)
     if precision == "int8":
@@ -53,7 +53,7 @@ def complete(
     if precision == "int8":
         bundle = _quantised(bundle, target if runtime == "tensorrt" else None, report, say)
     elif precision == "fp16" and bundle.manifest["dtype"] == "fp32":
-        bundle = _halved(bundle, target if runtime == "tensorrt" else None, report, say)
+        bundle = _in_fp16(bundle, target if runtime == "tensorrt" else None, report, say)
     return bundle
 
 
@@ -134,7 +134,7 @@ def _quantised(bundle: Bundle, target: Optional[Target], report: Report, say: Sa
     return bundle
 
 
-def _halved(bundle: Bundle, target: Optional[Target], report: Report, say: Say) -> Bundle:
+def _in_fp16(bundle: Bundle, target: Optional[Target], report: Report, say: Say) -> Bundle:
     """The FP32 bundle with an FP16 graph, in which what overflows stays FP32."""
     from ..quantize.variants import add_fp16, read_fp16
 

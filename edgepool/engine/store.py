@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Optional
 
 from .. import files
-from ..bundle import Bundle
+from ..bundle import ENGINES, Bundle
 from ..errors import BadInput, GateFailed
 from ..resources import cache_folder
 from . import trust
@@ -43,13 +43,13 @@ KEYS = {
 def root_for(bundle: Bundle) -> Path:
     """The folder for a bundle's engines."""
     if os.access(str(bundle.path), os.W_OK):
-        return bundle.path / "engines"
+        return bundle.path / ENGINES
     return cached_root(bundle)
 
 
 def cached_root(bundle: Bundle) -> Path:
     """The folder for them in the user's cache."""
-    return cache_folder() / "engines" / str(bundle.manifest["digest"])[:16]
+    return cache_folder() / ENGINES / str(bundle.manifest["digest"])[:16]
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 from .. import files
-from ..bundle import Bundle
+from ..bundle import ENGINES, Bundle
 from ..errors import BadInput, GateFailed, MissingRequirement
 from ..plugin_library import installed
 from ..targets import find_target
@@ -58,7 +58,7 @@ def find_usable(bundle: Bundle, trusted: bool = False) -> Usable:
 def engines(bundle: Bundle) -> List[Tuple[Path, str, Dict[str, Any]]]:
     """Root, name and record of every engine of a bundle, the fastest precision first."""
     found = []
-    for root in (bundle.path / "engines", store.cached_root(bundle)):
+    for root in (bundle.path / ENGINES, store.cached_root(bundle)):
         for path in sorted(root.glob("*/" + store.RECORD)):
             record = store.read(root, path.parent.name)
             if record is not None and record["key"].get("precision") in BY_SPEED:

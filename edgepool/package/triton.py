@@ -21,7 +21,8 @@ from .. import files
 from ..bundle import Bundle
 from ..config import ModelConfig, state_specs
 from ..engine import trust
-from ..engine.graphs import graph_name, weights_digest
+from ..engine.footprint import STEP_TOKENS, product
+from ..engine.graphs import flag, graph_name, weights_digest
 from ..engine.profiles import Limits
 from ..engine.store import ENGINE
 from ..engine.usable import engines, runtime_of
@@ -61,10 +62,7 @@ class State:
 
     @property
     def bytes(self) -> int:
-        count = BYTES[self.data_type]
-        for size in self.dims:
-            count *= size
-        return count
+        return BYTES[self.data_type] * product(self.dims)
 
 
 @dataclass(frozen=True)
@@ -146,7 +144,7 @@ def engine_for(bundle: Bundle, target: Target, kv_tokens: Optional[int]) -> Mode
                 int(limits["kv_tokens"]),
             )
     context = bundle.config.max_context
-    chunk = min(512, context)  # the default of `edgepool build-engine`
+    chunk = min(STEP_TOKENS, context)
     dtype = str(bundle.manifest["dtype"])
     tokens = context if kv_tokens is None else kv_tokens
     return Model("tensorrt_plan", "model.plan", None, dtype, chunk, tokens)
@@ -164,7 +162,7 @@ def is_trusted(bundle: Bundle, target: Target, engine: Path, record: Dict[str, A
 def states_of(bundle: Bundle, precision: str, pages: int) -> List[State]:
     """The state tensors of one sequence, with pools of so many pages."""
     sizes = {"batch": 1, "pages": pages}
-    own = "float16" if bundle.manifest["dtype"] == "fp16" else "float32"
+    own = "float16" if "fp16" in (precision, bundle.manifest["dtype"]) else "float32"
     return [
         State(
             spec.name,
@@ -233,10 +231,10 @@ def readme(bundle: Bundle, target: Optional[Target], model: Model, states: Seque
     """README.md of the repository."""
     config = bundle.config
     template = string.Template(Path(__file__).with_name("triton.md").read_text(encoding="utf-8"))
-    flag = "" if model.precision == bundle.manifest["dtype"] else " --%s" % model.precision
     engine = string.Template(ENGINE_TEXT).substitute(
         target=target.name if target else "",
-        flag=flag,
+        flag=flag(bundle, model.precision),
+        precision=model.precision,
         kv_tokens=model.kv_tokens,
         there="It is there." if model.file else "It is not there yet.",
     )
@@ -268,6 +266,6 @@ ENGINE_TEXT = """\
 of GPU that built it, so build it in an image of the same release as Triton's:
 
     edgepool build-engine BUNDLE --target $target$flag --max-kv-tokens $kv_tokens
-    cp BUNDLE/engines/$target-*/engine edgepool/1/model.plan
+    cp BUNDLE/engines/$target-$precision/engine edgepool/1/model.plan
 
 """

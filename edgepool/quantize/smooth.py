@@ -10,9 +10,10 @@ Unless alpha is given, each input gets the best of several: of ALPHAS, and of s[
 which leaves the channels below c to each other; c is the a of a channel in the middle, or nearer to
 the outliers (CAPS). The best makes the least error in the output: with step d, a rounded value is
 off by d^2/12 in the mean square, and `rounding` leaves FEEDBACK of the weights' part, so that is
-(with a d_x that is HALF times smaller where an input goes in as two halves, see `qdq`)
 
     d_x^2/12 * sum_oj (w[o,j] s[j])^2  +  FEEDBACK * sum_o d_w[o]^2/12 * sum_j mean(x[j]^2) / s[j]^2
+
+Where an input goes in as two halves (see `qdq`), d_x is HALF times smaller.
 """
 
 from __future__ import annotations

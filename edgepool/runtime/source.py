@@ -95,7 +95,7 @@ def _bundle_source(bundle: Bundle, threads: int, device: str, int8: bool) -> Sou
     name = FILES["int8"] if int8 else "model.onnx"
     if name not in bundle.manifest["files"]:
         raise BadInput("%s: it has no %s: `edgepool quantize` makes one" % (bundle.path, name))
-    graph, config = bundle.file(name), bundle.config_of("int8" if int8 else "")
+    graph, config = bundle.file(name), bundle.config_of("int8") if int8 else bundle.config
     _verify_used(bundle, graph)
     return Source(
         config,

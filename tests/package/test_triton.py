@@ -260,6 +260,13 @@ def test_an_engine_that_is_not_ones_own_is_left_alone(
     assert not list((tmp_path / "r" / "edgepool" / "1").iterdir())
 
 
+def test_the_state_of_an_fp16_engine(bundle: Path) -> None:
+    """`build-engine --fp16` keeps the pages of an FP32 bundle in FP16."""
+    fp32, fp16 = (triton.states_of(Bundle.open(bundle), p, 3) for p in ("fp32", "fp16"))
+    pages = [(a.data_type, b.data_type) for a, b in zip(fp32, fp16) if a.bytes != b.bytes]
+    assert pages and set(pages) == {("TYPE_FP32", "TYPE_FP16")}
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
