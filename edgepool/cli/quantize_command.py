@@ -103,7 +103,7 @@ def _print(record: Dict[str, Any]) -> None:
 
     rows = _judged_rows(record["gate"], "INT8")
     shares = tuple(100 * record[f"int8_multiply_adds{kind}"] for kind in ("", "_once"))
-    rows.append(["INT8 multiply-adds", "%.1f %%, %.1f %% with one INT8 input" % shares])
+    rows.append(["INT8 multiply-adds", "%.1f %%, %.1f %% with an input that goes in once" % shares])
     console.print_table(["INT8", "against FP32"], rows)
     groups = sorted(record["groups"].items(), key=lambda item: -item[1]["input_error"])[:WORST]
     console.print_table(

@@ -29,7 +29,7 @@ def page(record: Mapping[str, Any]) -> str:
         ("same most likely token", f"{judged['top1_agreement']:.2f} %"),
         ("KL divergence", f"{judged['kl']:.5f} nats"),
         ("INT8 multiply-adds", f"{100 * record['int8_multiply_adds']:.1f} % of the linear layers'"),
-        ("of these, with one INT8 input", f"{100 * record['int8_multiply_adds_once']:.1f} %"),
+        ("with an input that goes in once", f"{100 * record['int8_multiply_adds_once']:.1f} %"),
         ("calibration", f"{record['data']['tokens']} tokens, {record['data']['kind']}"),
     ]
     names = list(groups)
