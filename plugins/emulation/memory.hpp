@@ -11,7 +11,7 @@ namespace emulation {
 // In a build for the checked runtime, accesses that gpu::load and gpu::store have announced are
 // not announced again by the compiler's instrumentation.
 #ifdef EMULATION_CHECKED
-#define EMULATION_ANNOUNCED __attribute__((noinline, no_sanitize("thread")))
+#define EMULATION_ANNOUNCED inline __attribute__((noinline, no_sanitize("thread")))
 #else
 #define EMULATION_ANNOUNCED EMULATION_INLINE
 #endif

@@ -226,6 +226,17 @@ def test_kernel_for_an_older_architecture_cannot_use_newer_instructions(
     assert (run.returncode == 0) == (refused == 0)
 
 
+@pytest.mark.parametrize("kind", list(toolchain.KINDS))
+def test_headers_may_be_in_several_sources_of_a_library(kind: str, tmp_path: Path) -> None:
+    """As they are in the plugins' library: they define nothing that may be defined only once."""
+    source, compiled = tmp_path / "source.cpp", tmp_path / "source.o"
+    source.write_text('#include "common/storage.cuh"\n')
+    command = [*toolchain.base_flags(toolchain.tool("g++")), *toolchain.KINDS[kind], "-c"]
+    subprocess.run([*map(str, command), str(source), "-o", str(compiled)], check=True)
+    listed = subprocess.run(["nm", "-C", compiled], capture_output=True, text=True, check=True)
+    assert re.findall(r"^\w+ [A-TX-Z] .*", listed.stdout, re.MULTILINE) == []
+
+
 def test_cost() -> None:
     """Nanoseconds of processor time; measured 24, 30, 50 and 2 on a quiet 2-core machine."""
     run = toolchain.run(toolchain.emulated(SOURCES / "bench.cpp", "plain", "-O2"))
