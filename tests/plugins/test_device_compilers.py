@@ -126,7 +126,6 @@ def test_nvcc_compiles_every_architecture(nvcc_build: tuple[Path, str]) -> None:
     assert_no_spills(ptxas)
 
 
-@slow
 @pytest.mark.parametrize("cuda", ["cuda-11.8", "cuda-12.6"])
 def test_clang_compiles_for_xavier(cuda: str, tmp_path: Path) -> None:
     tree = fetched(cuda)

@@ -2,6 +2,9 @@
 // plain accesses. Both must become the same instructions.
 #include "kernels.cuh"
 
+#ifdef __NVCC__  // which compiles for sm_80 and newer; clang compiles for sm_72
+template __global__ void warp_reduce<int>(const int*, int*);
+#endif
 template __global__ void tiled_product<16>(const float*, const float*, float*, int, int, int);
 template __global__ void fused_multiply<half2, half>(const half*, const half*, half*, int, half);
 template __global__ void wmma_product<16, 16, half, float>(const half*, const half*, float*, int,

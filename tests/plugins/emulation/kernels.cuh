@@ -1,5 +1,7 @@
 // Kernels that do nothing wrong: the results tests run them, and every compiler builds them.
 #pragma once
+#include <type_traits>
+
 #include "common/portable.cuh"
 
 using gpu::load;
@@ -53,10 +55,12 @@ __global__ void early_exit(int* out) {
   store(out + lane, static_cast<int>(__ballot_sync(~0u, 1)) + __any_sync(~0u, lane == 19));
 }
 
-__global__ void warp_reduce(const int* in, int* out) {
+// A template, since a compiler for sm_72 does not know __reduce_*_sync.
+template <class T>
+__global__ void warp_reduce(const T* in, T* out) {
   const int lane = threadIdx.x;
-  const int v = load(in + lane);
-  const unsigned u = static_cast<unsigned>(v);
+  const T v = load(in + lane);
+  const auto u = static_cast<typename std::make_unsigned<T>::type>(v);
   int equal;
   const int all[8] = {
       __reduce_add_sync(~0u, v),

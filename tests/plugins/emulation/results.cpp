@@ -78,7 +78,7 @@ void test_masks() {
 void test_warp_reduce() {
   const Ints v = random_ints(32, -1000, 1000);
   DeviceArray<int> in(v), out(9);
-  run(warp_reduce, 1, 32, 0, in, out);
+  run(warp_reduce<int>, 1, 32, 0, in, out);
   int sum = 0, low = v[0], high = v[0], both = -1, either = 0, odd = 0;
   unsigned ulow = ~0u, uhigh = 0;
   for (int x : v) {
