@@ -213,8 +213,9 @@ def test_bytes_of_decode(library: emulated.Library, case: Case, sm: int) -> None
     for context in (4096, 65536, 1 << 20):
         case = replace(case, columns=4)
         data = full(case, context - 1)
-        table = 1 + np.arange(context // 64, dtype=np.int32) % 4
-        data["page_table"] = np.tile(table, (case.batch, 1))
+        # Two pages again and again, to each sequence its own: they are written.
+        table = 1 + np.arange(context // 64, dtype=np.int32) % 2
+        data["page_table"] = table + 2 * np.arange(case.batch, dtype=np.int32)[:, None]
         blocks = np.linspace(1, context // 16 - 6, case.k).astype(np.int32)
         data["selected"] = np.broadcast_to(blocks, data["selected"].shape).copy()
         execute(library, case, data, sm)
