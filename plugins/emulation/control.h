@@ -50,7 +50,8 @@ int emulation_set_schedule(const char* schedule);
    The environment variable EMULATION_ARCH sets the first one (87 if absent). */
 int emulation_set_architecture(int sm);
 
-/* Execute one block in `every`, so that the traffic of a large grid can be sampled; 1 is all. */
+/* Execute one block in `every`, so that the traffic of a large grid can be sampled; 1 is all. With
+   more than 1, reading global memory that nobody wrote is no fault. */
 void emulation_set_block_sampling(uint64_t every);
 
 /* 1 if this runtime watches every access of kernels compiled for it (see README.md). */

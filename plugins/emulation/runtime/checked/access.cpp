@@ -12,6 +12,7 @@
 
 #include "../../control.h"
 #include "../fault.hpp"
+#include "../settings.hpp"
 #include "order.hpp"
 #include "shadow.hpp"
 #include "watch.hpp"
@@ -127,9 +128,11 @@ std::string who(const Stamp& past, Access access) {
 }
 
 // ---- the check of one access ----
-// True if what lies there was never written: for shared memory, not by this block.
+// True if what lies there was never written: for shared memory, not by this block. Of global memory
+// a sample of the blocks tells nothing, since those left out may be the ones that write it.
 bool unwritten(const Region& region, const Cell& cell, uint8_t state) {
-  return region.is_shared ? !order::in_this_block(cell.write) : state == kUnwritten;
+  if (region.is_shared) return !order::in_this_block(cell.write);
+  return state == kUnwritten && settings().block_sampling == 1;
 }
 
 struct Conflict {
