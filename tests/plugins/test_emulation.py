@@ -173,6 +173,12 @@ def test_fault_of_memory(name: str, schedule: str) -> None:
     assert_named(reports("checked", schedule, 87, tuple(MEMORY))[name], name, MEMORY[name])
 
 
+def test_fault_is_reported_again_after_a_reset() -> None:
+    program = toolchain.emulated(FAULTS, "checked")
+    run = toolchain.run(program, "87", "missing_barrier", "missing_barrier")
+    assert run.stdout.count("== missing_barrier: cudaErrorLaunchFailure") == 2
+
+
 @pytest.mark.parametrize("schedule", ["seq", "rev", "rand:1", "rand:2"])
 @pytest.mark.parametrize("name", HARMLESS)
 def test_no_false_alarm(name: str, schedule: str) -> None:

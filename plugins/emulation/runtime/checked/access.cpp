@@ -100,10 +100,10 @@ const char* verb(Access access) {
   return access == Access::load ? "read" : access == Access::store ? "write" : "atomic";
 }
 
-// One report for each kind of fault and code address, since finding the lines is slow.
+// One report of a launch for each kind of fault and code address, since finding the lines is slow.
+std::set<std::pair<std::string, const void*>> reported;
 template <class Message>
 void complain(const char* kind, const void* code, Message message) {
-  static std::set<std::pair<std::string, const void*>> reported;
   if (!reported.insert({kind, code}).second) return;
   const SourceLine at = source_line(code);
   report(at.file, at.line, kind, message());
@@ -297,6 +297,7 @@ void fence() { order::fence(); }
 namespace access {
 
 void launch_begins(const void* kernel_function, const void*, size_t dynamic_bytes) {
+  reported.clear();
   order::launch_begins();
   find_static_shared(kernel_function);
   Region& region = dynamic().region;
