@@ -130,7 +130,7 @@ def emulated(
         [*base_flags(compiler), "-O1", *KINDS[kind], *flags, "-c", source],
         with_includes(source),
     )
-    objects = [built, *runtime_objects(kind == "checked")]
+    objects = [built, *runtime_objects(kind == "checked", compiler)]
     sanitizers = () if kind == "checked" else KINDS[kind]
     shared = ("-shared", "-Wl,-Bsymbolic") if library else ()
     return compile_once(
