@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .body import FLOAT, INT8, INT32, INT64, Body
 from .paging import allocated, local_start
-from .pieces import HIDDEN, as_float, first_local_block, one_token, positions
+from .pieces import HIDDEN, as_float, first_local_block, one_token, positions, written_rows
 from .quantization import computed, dequantize
 from .registry import PAGING, Argument, Attribute, Operator, Site, register
 
@@ -128,14 +128,48 @@ def _body(b: Body, site: Site, form: str) -> Sequence[str]:
         return [_logical(b, site)]
     if form == "gather":
         return [_physical(b, b, site, single=False)]
-    # Storage order pays for one query, unless most pages belong to others.
+    known, scored = b.branch(), b.branch()
+    fits, rows = _every_candidate(b, site)
+    return b.choose(
+        fits,
+        (known, [known.Expand(rows, [1, 1, site["Hs"], 1])]),
+        (scored, _scored(scored, b, site)),
+    )
+
+
+def _scored(b: Body, shared: Body, site: Site) -> Sequence[str]:
+    """Storage order pays for one query, unless most pages belong to others."""
     storage, order = b.branch(), b.branch()
-    mine = b.Less(b.size("index_pool", 1), _most_pages(b))
+    mine = b.Less(b.size("index_pool", 1), _most_pages(shared))
     return b.choose(
         b.And(mine, one_token(b, "q")),
-        (storage, [_physical(storage, b, site, single=True)]),
+        (storage, [_physical(storage, shared, site, single=True)]),
         (order, [_logical(order, site)]),
     )
+
+
+def _every_candidate(b: Body, site: Site) -> tuple[str, str]:
+    """Whether no query has more than k candidates, so that no score matters, bool [1]; and then the
+    candidates, int32 [B, S, 1, k]. Both are the same in every layer.
+
+    The rows are those of the longest sequence: where there are more, the first says no.
+    """
+    k, block_tokens = site["k"], site["block"] * site["ratio"]
+    per_page, first = site["U"] // site["block"], site["sinks"] // block_tokens
+    count = b.Max(written_rows(b, "q", "auto"), 1)
+    position, real = positions(b, count)
+    local = b.Where(real, first_local_block(b, position, site["window"], block_tokens), 0)
+    fits = b.And(
+        b.LessOrEqual(b.ReduceMax(local, keepdims=0), first + k),
+        b.Equal(b.size("q", 1), b.unsqueeze(b.cast(count, INT64), 0)),
+    )
+    columns = -(-(first + k) // per_page)
+    table = b.Slice(b.Pad("page_table", [0, 0, 0, columns]), [0], [columns], [1])
+    page = b.Slice(_spread(b, b.Greater(table, 0), per_page), [first], [first + k], [1])
+    number = b.Add(b.range(k), first)
+    chosen = b.And(b.Less(number, b.unsqueeze(local, 2)), b.unsqueeze(page, 1))
+    rows = _ascending(b, site, b.Where(chosen, b.cast(number, FLOAT), NOTHING))
+    return fits, b.unsqueeze(rows, 2)
 
 
 def _most_pages(b: Body) -> str:
@@ -273,6 +307,11 @@ def _best(b: Body, site: Site, scores: str) -> str:
     """Numbers of the k best of scores [..., at least k]: int32 [..., k], ascending, -1 padded."""
     best, number = b.TopK(scores, [site["k"]], axis=-1, sorted=0, outputs=2)
     number = b.Where(b.Greater(best, float("-inf")), b.cast(number, FLOAT), NOTHING)
+    return _ascending(b, site, number)
+
+
+def _ascending(b: Body, site: Site, number: str) -> str:
+    """Block numbers float32 [..., k], NOTHING for none, as the operator gives them."""
     ascending, _ = b.TopK(number, [site["k"]], axis=-1, largest=0, outputs=2)
     return b.cast(b.Where(b.Less(ascending, NOTHING), ascending, -1.0), INT32)
 

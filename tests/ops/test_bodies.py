@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -148,6 +149,25 @@ def test_ties_go_to_the_lower_block(form: str, step: Step) -> None:
         inputs["q"].zero_()
         (selected,) = run(site, form, inputs)
         assert torch.equal(selected, reference(site, inputs)[0])
+
+
+@forms
+@pytest.mark.parametrize("holes", (False, True))
+@pytest.mark.parametrize("length", (1, 2))
+def test_contexts_whose_every_block_is_chosen_and_the_next(
+    form: str, length: int, holes: bool
+) -> None:
+    """Token by token over the context at which a score decides for the first time."""
+    site = select_site("relu", Hs=2, Hq=1, block=2, k=3, window=5, sinks=8, U=4)
+    table = torch.tensor([[3, 1, 5, 2], [7, 4, 8, 6]], dtype=torch.int32)
+    if holes:
+        table[0, 1] = table[1, 0] = 0
+    for past in range(64 - length):
+        lengths = torch.tensor([past, max(0, past - 9)], dtype=torch.int32)
+        new = torch.tensor([length, past % (length + 1)], dtype=torch.int32)
+        step = Step(np.random.default_rng(past), table, lengths, new, length, 9)
+        inputs = random_inputs(site, step)
+        assert torch.equal(run(site, form, inputs)[0], reference(site, inputs)[0]), past
 
 
 # ------------------------------------------------------------- SharedKVAttention and SharedKVRead
