@@ -14,7 +14,9 @@ from ..errors import BadInput
 class Retrofit:
     """Attention settings given to a model that was trained without them.
 
-    budget     the most tokens a query attends to: sinks, window rounded to blocks, selection
+    budget     tokens that a query attends to: sinks, window and selection. A context no longer than
+               this is attended whole; in a longer one, up to a block more, since the window is
+               rounded to whole blocks
     window     latest tokens, always attended; sinks: first tokens, always attended
     page_size  tokens per KV page; ratio: keys per pooled index vector
     """
@@ -53,13 +55,11 @@ class Retrofit:
             raise BadInput(f"sinks: {self.sinks} is not a multiple of the ratio ({self.ratio})")
         # A block is a whole page unless the sinks end inside a page.
         block_tokens = math.gcd(self.page_size, self.sinks)
-        # The local span starts at a block, so it has up to block_tokens - 1 more than the window.
-        always = self.sinks + self.window + block_tokens - 1
-        top_k = (self.budget - always) // block_tokens * block_tokens
+        always = self.sinks + self.window
+        top_k = -(-(self.budget - always) // block_tokens) * block_tokens
         if top_k <= 0:
             raise BadInput(
                 f"budget: {self.budget} leaves nothing to select: {self.sinks} sinks and a window "
-                f"of {self.window} need a budget of at least "
-                f"{always + block_tokens}"
+                f"of {self.window} need a budget of at least {always + 1}"
             )
         return IndexConfig(ratio=self.ratio, block=block_tokens // self.ratio, top_k=top_k)

@@ -14,7 +14,7 @@ def command(
     source: Path = typer.Argument(..., metavar="SRC", help="GGUF file or Hugging Face folder."),
     output: Path = typer.Option(Path("model.pt"), "--output", "-o", help="File to write."),
     attention: str = typer.Option("sparse", help="sparse (a fixed token budget) or full."),
-    budget: int = typer.Option(1024, help="The most tokens a query attends to."),
+    budget: int = typer.Option(1024, help="Tokens that a query attends to."),
     window: int = typer.Option(128, help="Latest tokens, always attended."),
     sinks: int = typer.Option(16, help="First tokens, always attended."),
     page_size: int = typer.Option(16, help="Tokens per KV page, a multiple of the ratio."),

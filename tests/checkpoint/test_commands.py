@@ -31,7 +31,7 @@ def test_import_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str
     for text in ("llama", "4, sparse", "320 tokens", "float32"):
         assert text in out
     assert max(map(len, out.splitlines())) <= 100
-    assert load(tmp_path / "model.pt").config.index.top_k == 864
+    assert load(tmp_path / "model.pt").config.index.top_k == 880
 
 
 def test_import_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,7 +45,7 @@ def test_import_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert code == 0
     summary = json.loads(out)
     assert summary["config"] == load(target).config.to_dict()
-    assert summary["config"]["index"]["top_k"] == 384
+    assert summary["config"]["index"]["top_k"] == 416
     assert (summary["family"], summary["bytes"]) == ("qwen2", target.stat().st_size)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edgepool.checkpoint import Retrofit
 from edgepool.config import ModelConfig
 from edgepool.errors import BadInput
+from edgepool.ops.paging import local_start
 
 
 def configure(retrofit: Retrofit) -> ModelConfig:
@@ -28,7 +30,7 @@ def configure(retrofit: Retrofit) -> ModelConfig:
 def test_defaults() -> None:
     config = configure(Retrofit())
     assert config.layer_types == ("sparse", "sparse")
-    assert (config.index.ratio, config.index.block, config.index.top_k) == (4, 4, 864)
+    assert (config.index.ratio, config.index.block, config.index.top_k) == (4, 4, 880)
     assert (config.window, config.sinks, config.page_size) == (128, 16, 16)
     assert (config.index.source, config.index.weighting) == ("keys", "mean")
 
@@ -42,12 +44,12 @@ def test_full_attention_needs_no_budget() -> None:
 @pytest.mark.parametrize(
     ("options", "block", "top_k"),
     [
-        (dict(ratio=8), 2, 864),
-        (dict(page_size=64), 4, 864),  # sinks end inside a page: blocks of 16 tokens
-        (dict(page_size=64, sinks=64), 16, 768),
-        (dict(page_size=64, sinks=0, budget=512, window=100), 16, 320),
-        (dict(budget=175), 4, 16),
-        (dict(window=0, sinks=0, budget=100), 4, 80),
+        (dict(ratio=8), 2, 880),
+        (dict(page_size=64), 4, 880),  # sinks end inside a page: blocks of 16 tokens
+        (dict(page_size=64, sinks=64), 16, 832),
+        (dict(page_size=64, sinks=0, budget=512, window=100), 16, 448),
+        (dict(budget=145), 4, 16),
+        (dict(window=0, sinks=0, budget=100), 4, 112),
     ],
 )
 def test_blocks_and_budget(options: dict[str, int], block: int, top_k: int) -> None:
@@ -58,7 +60,7 @@ def test_blocks_and_budget(options: dict[str, int], block: int, top_k: int) -> N
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (dict(budget=174), "budget: 174 .* at least 175"),
+        (dict(budget=144), "budget: 144 .* at least 145"),
         (dict(budget=-1), "budget: -1 is below 1"),
         (dict(window=-1), "window: -1 is below 0"),
         (dict(ratio=0), "ratio: 0 is below 1"),
@@ -80,7 +82,7 @@ def test_faults_are_named(options: dict[str, object], expected: str) -> None:
     page_size=st.integers(-1, 128),
     ratio=st.integers(-1, 20),
 )
-def test_attended_tokens_stay_in_the_budget(
+def test_attended_tokens_are_the_budget(
     budget: int, window: int, sinks: int, page_size: int, ratio: int
 ) -> None:
     retrofit = Retrofit("sparse", budget, window, sinks, page_size, ratio)
@@ -88,6 +90,8 @@ def test_attended_tokens_stay_in_the_budget(
         config = configure(retrofit)
     except BadInput:
         return
-    attended = config.attended_tokens(0, config.max_context)
-    assert budget - config.index.block_tokens < attended <= budget
+    block = config.index.block_tokens
+    last = int(local_start(torch.tensor(budget - 1), window, block))
+    assert last - sinks <= config.index.top_k  # nothing of a context of `budget` tokens is left out
+    assert budget <= config.attended_tokens(0, config.max_context) < budget + 2 * block
     assert config.page_size % config.index.block_tokens == 0
