@@ -37,7 +37,7 @@ def attention(b: Body, site: Site, form: str, keys: Pool, values: Pool) -> str:
             (many, [_mask(many, site, keys, values)]),
         )
         (out,) = b.choose(
-            one_token(b, "q"),
+            one_token(b, _queries(b, site)),
             (one, [_gather(one, b, site, keys, values, single=True)]),
             (more, several),
         )
@@ -55,21 +55,22 @@ def _gather(b: Body, shared: Body, site: Site, keys: Pool, values: Pool, single:
     block = b.Concat(fixed, b.Add("selected", first), axis=3)  # [B, S, Hkv, blocks]
     row = b.Gather(rows, block)
 
-    def fetch(table: str, row: str, *shape: int) -> str:
-        return b.reshape(b.Gather(table, row), 0, 0, heads, *shape)
+    def fetch(pool: str, *shape: int) -> str:
+        """Values of the blocks' tokens, [B, S, Hkv, *shape]."""
+        if site["T"] != block_tokens:
+            pool = b.reshape(pool, 0, -1, block_tokens, *shape[shape.index(-1) + 1 :])
+        return b.reshape(b.GatherND(pool, row), 0, 0, heads, *shape)
 
-    def stored(pool: str, width: int) -> str:
-        return b.reshape(pool, -1, block_tokens * width)
-
-    k = as_float(b, fetch(stored(keys[0], dim), row, -1, dim), site.storage)
-    v = as_float(b, fetch(stored(values[0], dim), row, 1, -1, dim), site.storage)
-    query = b.Mul(_queries(b, site), site["scale"])
+    k = as_float(b, fetch(keys[0], -1, dim), site.storage)
+    v = as_float(b, fetch(values[0], 1, -1, dim), site.storage)
+    query = b.Mul(_queries(shared, site), site["scale"])
     scores = b.MatMul(query, b.transpose(k, 0, 1, 2, 4, 3))  # [B, S, Hkv, G, tokens]
     if site.storage == INT8:
-        scores = b.Mul(scores, fetch(stored(keys[1], 1), row, 1, -1))
-    weight = b.Softmax(b.Add(scores, fetch(bias, block, 1, -1)), axis=-1)
+        scores = b.Mul(scores, fetch(keys[1], 1, -1))
+    hidden = b.reshape(b.Gather(bias, block), 0, 0, heads, 1, -1)
+    weight = b.Softmax(b.Add(scores, hidden), axis=-1)
     if site.storage == INT8:
-        weight = b.Mul(weight, fetch(stored(values[1], 1), row, 1, -1))
+        weight = b.Mul(weight, fetch(values[1], 1, -1))
     # A vector at a time, the CPU reads v where it is; for a few vectors, it would copy v first.
     return b.MatMul(b.unsqueeze(weight, 4), v)
 
@@ -77,7 +78,7 @@ def _gather(b: Body, shared: Body, site: Site, keys: Pool, values: Pool, single:
 def _block_tables(b: Body, site: Site, single: bool) -> tuple[str, str, str]:
     """For each query and head, where its blocks are stored and what of them it sees.
 
-    rows int32 [n]: the row of a block in a pool seen as rows of block_tokens tokens of a head; a
+    rows int64 [n, 2]: the page of a block, and its place among the blocks of all heads there; a
     block without a page or after the query is the null page's, which reads zeros.
     bias float32 [n, block_tokens]: 0 for tokens that the query sees, HIDDEN for the others.
     first int32 [B, S, Hkv, 1]: the place of block 0 in both; a null page stands on either side, so
@@ -89,18 +90,21 @@ def _block_tables(b: Body, site: Site, single: bool) -> tuple[str, str, str]:
     pages = b.Pad("page_table", [0, 1, 0, 1])
     blocks = b.Mul(b.count(pages, 1), per_page)
     start = b.Mul(b.Sub(b.range(blocks), per_page), block_tokens)
-    row = b.Mul(pages, heads * per_page)
     if per_page > 1:
-        inside = b.Where(b.unsqueeze(b.Greater(pages, 0), 2), b.range(per_page), 0)
-        row = b.reshape(b.Add(b.unsqueeze(row, 2), inside), 0, -1)
-    row = b.Where(b.LessOrEqual(start, position), b.unsqueeze(row, 1), 0)  # [B, S, blocks]
+        pages = b.Expand(b.unsqueeze(pages, 2), b.shape(1, 1, per_page))
+        pages = b.reshape(pages, 0, -1)
+    page = b.Where(b.LessOrEqual(start, position), b.unsqueeze(pages, 1), 0)  # [B, S, blocks]
     token = b.Add(b.unsqueeze(start, 1), b.range(block_tokens))
     shown = b.LessOrEqual(token, b.unsqueeze(position, 3))
-    shown = b.And(shown, b.unsqueeze(b.Greater(row, 0), 3))
+    shown = b.And(shown, b.unsqueeze(b.Greater(page, 0), 3))
     bias = b.unsqueeze(b.Where(shown, 0.0, HIDDEN), 2)
     bias = b.Expand(bias, b.shape(1, 1, heads, 1, 1))
-    head = b.Mul(b.unsqueeze(b.range(heads), 1), per_page)
-    rows = b.reshape(b.Add(b.unsqueeze(row, 2), head), -1)
+    place = b.Mul(b.unsqueeze(b.range(heads), 1), per_page)
+    place = b.Add(place, b.Mod(b.range(blocks), per_page))  # [Hkv, blocks]
+    page = b.unsqueeze(page, 2)
+    pairs = [b.Add(page, b.Mul(place, 0)), b.Add(b.Mul(page, 0), place)]  # [B, S, Hkv, blocks]
+    rows = b.Concat(*(b.unsqueeze(x, 4) for x in pairs), axis=4)
+    rows = b.cast(b.reshape(rows, -1, 2), INT64)
 
     length = 1 if single else b.size("q", 1)
     first = b.Mul(b.range(b.Div(b.count(rows, 0), blocks)), blocks)
@@ -231,6 +235,7 @@ def _attend(
 
 
 def _queries(b: Body, site: Site) -> str:
-    """Queries by group, float32 [B, S, Hkv, G, D]."""
+    """Queries by group, float32 [B, S, Hkv, G, D]. The index has them in this form too, often: then
+    ONNX Runtime merges what is outside of branches."""
     groups = b.reshape("q", 0, 0, site["Hkv"], site["H"] // site["Hkv"], site["D"])
     return as_float(b, groups, site.activation)

@@ -152,24 +152,22 @@ def _every_candidate(b: Body, site: Site) -> tuple[str, str]:
     """Whether no query has more than k candidates, so that no score matters, bool [1]; and then the
     candidates, int32 [B, S, 1, k]. Both are the same in every layer.
 
-    The rows are those of the longest sequence: where there are more, the first says no.
+    The rows are those of the longest sequence: where q has more, the answer is no.
     """
     k, block_tokens = site["k"], site["block"] * site["ratio"]
     per_page, first = site["U"] // site["block"], site["sinks"] // block_tokens
     count = b.Max(written_rows(b, "q", "auto"), 1)
     position, real = positions(b, count)
     local = b.Where(real, first_local_block(b, position, site["window"], block_tokens), 0)
-    fits = b.And(
-        b.LessOrEqual(b.ReduceMax(local, keepdims=0), first + k),
-        b.Equal(b.size("q", 1), b.unsqueeze(b.cast(count, INT64), 0)),
-    )
+    fits = b.LessOrEqual(b.ReduceMax(local, keepdims=0), first + k)
+    length = b.unsqueeze(b.cast(b.Where(fits, count, -1), INT64), 0)
     columns = -(-(first + k) // per_page)
     table = b.Slice(b.Pad("page_table", [0, 0, 0, columns]), [0], [columns], [1])
     page = b.Slice(_spread(b, b.Greater(table, 0), per_page), [first], [first + k], [1])
     number = b.Add(b.range(k), first)
     chosen = b.And(b.Less(number, b.unsqueeze(local, 2)), b.unsqueeze(page, 1))
     rows = _ascending(b, site, b.Where(chosen, b.cast(number, FLOAT), NOTHING))
-    return fits, b.unsqueeze(rows, 2)
+    return b.Equal(b.size("q", 1), length), b.unsqueeze(rows, 2)
 
 
 def _most_pages(b: Body) -> str:
