@@ -36,7 +36,10 @@ def why_not(architecture: str = HERE) -> str:
         return "not installed: " + ", ".join(missing)
     emulator = Path("/proc/sys/fs/binfmt_misc/qemu-aarch64")
     if architecture != HERE and not emulator.exists():
-        return "the kernel has no emulator for arm64: apt-get install qemu-user-static"
+        return (
+            "the kernel has no emulator for arm64: apt-get install qemu-user-static, "
+            "then systemctl restart systemd-binfmt"
+        )
     return ""
 
 
