@@ -17,7 +17,7 @@ from pathlib import Path
 from edgepool.bundle import Bundle
 from edgepool.progress import silent
 from edgepool.quantize import gate, record
-from edgepool.quantize.compare import Comparison
+from edgepool.quantize.compare import Comparison, Graph, compare
 from edgepool.quantize.quantize import NAME, write
 from edgepool.quantize.rounding import rounded_weights
 from edgepool.quantize.sensitivity import sensitivities
@@ -37,6 +37,7 @@ def point(label: str, source: Source, names: Collection[str], c: Comparison) -> 
         "int8": source.int8_share(names),
         "int8_once": source.int8_share({*names, *source.halved()}),
         "perplexity_increase": c.perplexity_increase,
+        "perplexity_error": c.perplexity_error,
         "top1_agreement": c.agreement,
         "kl": c.kl,
     }
@@ -46,6 +47,7 @@ def curve(path: Path, counts: list[int], tokens: int) -> list[dict[str, object]]
     bundle = Bundle.open(path)
     source = prepare(bundle, None, True)
     ids = record.read(bundle.file(record.NAME), bundle).held_out[:tokens]
+    reference = Graph(bundle.model_path, bundle.config)
     points = []
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         rounded = rounded_weights(source, Path(folder))
@@ -54,7 +56,8 @@ def curve(path: Path, counts: list[int], tokens: int) -> list[dict[str, object]]
         for label, made, names in [("inputs once", Once(**vars(source)), []), *sets]:
             graph = Path(folder) / NAME
             write(made, rounded, graph, names, None, silent)
-            points.append(point(label, made, names, gate.judge(made, graph, ids, silent)))
+            judged = compare(reference, Graph(graph, made.config), ids, layers=False)
+            points.append(point(label, made, names, judged))
             print(json.dumps(points[-1]), flush=True)
             for file in Path(folder).glob(f"{NAME}*"):
                 file.unlink()
@@ -71,8 +74,10 @@ def plot(points: list[dict], path: Path) -> None:
     share = [100 * p["int8"] for p in points[1:]]
     limits = gate.Limits()
     bounds = (limits.perplexity, limits.agreement)
-    for one, key, limit in zip(axes, ("perplexity_increase", "top1_agreement"), bounds):
-        one.plot(share, [p[key] for p in points[1:]], "o-")
+    errors = [p["perplexity_error"] for p in points[1:]]
+    keys = ("perplexity_increase", "top1_agreement")
+    for one, key, limit, error in zip(axes, keys, bounds, (errors, None)):
+        one.errorbar(share, [p[key] for p in points[1:]], error, fmt="o-", capsize=2)
         one.axhline(limit, color="grey", linewidth=0.8, linestyle=":")
         one.set(xlabel="multiply-adds in INT8, %", title=f"{key.replace('_', ' ')}, %")
     figure.savefig(path, dpi=110)

@@ -85,12 +85,13 @@ def _judged_rows(judged: Dict[str, Any], what: str) -> List[List[str]]:
     return [
         [
             "perplexity",
-            "%.4f in FP32, %.4f in %s (%+.3f %%)"
+            "%.4f in FP32, %.4f in %s (%+.3f %% +- %.3f)"
             % (
                 judged["perplexity_fp32"],
                 judged["perplexity"],
                 what,
                 judged["perplexity_increase"],
+                judged["perplexity_error"],
             ),
         ],
         ["same token preferred", "%.2f %% of %d" % (judged["top1_agreement"], judged["tokens"])],

@@ -23,7 +23,7 @@ from .preflight.read import read_model
 
 BODIES = "mask"
 FILES = {"fp32": "model.onnx", "fp16": "model.fp16.onnx", "int8": "model.int8.onnx"}
-NORM = re.compile(r"(.*[._])?norm/")  # names of the nodes of an RMSNorm
+EXACT = re.compile(r"((.*[._])?norm|rotation)/")  # nodes of norms, and of the angles of positions
 RTX_READER = "rtx-4090"  # whose rules hold for every engine of TensorRT-RTX
 
 
@@ -61,14 +61,16 @@ def graph_of(bundle: Bundle, target: Optional[Target], precision: str, runtime: 
 
 
 def float_nodes(scope: Scope, precision: str) -> Tuple[str, ...]:
-    """Nodes that stay FP32: what an FP16 graph declares so, and the norms of an INT8 graph."""
+    """Nodes that stay FP32: what an FP16 graph declares so, and norms and angles of INT8."""
     if precision == "fp16":
         return tuple(
             node.name
             for node in scope.nodes
             if any(scope.declared.get(x, Value("")).dtype == "FLOAT" for x in node.outputs)
         )
-    return tuple(node.name for node in scope.nodes if precision == "int8" and NORM.match(node.name))
+    return tuple(
+        node.name for node in scope.nodes if precision == "int8" and EXACT.match(node.name)
+    )
 
 
 def files_of(bundle: Bundle, path: Path) -> List[Dict[str, Any]]:

@@ -25,7 +25,6 @@ from ..checkpoint import Checkpoint
 from ..config import ModelConfig, StateSpec, state_specs
 from ..model import Model, new_state
 from ..model.layer import Layer
-from ..model.rope import rotation
 from ..model.step import Step as Shared
 from ..progress import Report, silent
 from .half import HalfLayers, in_half
@@ -157,7 +156,7 @@ def _begin(track: Track, model: Model, weights: Mapping[str, Tensor]) -> None:
         ids, past, new = map(torch.from_numpy, (step.input_ids, step.past_len, step.new_len))
         x = weights["embed.weight"][ids.long()].float()
         position = past[:, None] + torch.arange(ids.shape[1], dtype=torch.int32)
-        cos, sin = rotation(position, model.frequencies, model.rope_factor)
+        cos, sin = model.rotation(position)
         track.x.append(x)
         track.shared.append(
             Shared(table, past, new, position, cos, sin, {}, x.new_zeros(1), x.new_zeros(1))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig, state_specs
 from .layer import Layer, RMSNorm
-from .rope import inverse_frequencies, rotation
+from .rope import Rotation
 from .step import Step
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ class Model(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         if not config.tie_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        frequencies, self.rope_factor = inverse_frequencies(config)
-        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.rotation = Rotation(config)
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> Model:
@@ -80,7 +79,7 @@ class Model(nn.Module):
         x = self.embed(input_ids)
         seq = torch.arange(input_ids.shape[1], dtype=torch.int32, device=input_ids.device)
         position = past_len[:, None] + seq
-        cos, sin = rotation(position, self.frequencies, self.rope_factor)
+        cos, sin = self.rotation(position)
         step = Step(
             page_table=page_table,
             past_len=past_len,

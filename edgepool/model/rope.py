@@ -5,9 +5,25 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..config import ModelConfig, RopeScaling
+
+
+class Rotation(nn.Module):
+    """cos and sin of a model's positions [B,S] int32, see `rotation`.
+
+    A module, so that its nodes have names of their own: angles are float32 in every graph, because
+    float16 has no odd positions beyond 2,048 and rounds an angle of 1,000 to halves.
+    """
+
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        frequencies, self.factor = inverse_frequencies(config)
+        self.register_buffer("frequencies", frequencies, persistent=False)
+
+    def forward(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        return rotation(position, self.frequencies, self.factor)
 
 
 def inverse_frequencies(config: ModelConfig) -> tuple[Tensor, float]:

@@ -51,14 +51,16 @@ class LayerError:
 class Comparison:
     """What the candidate makes of a text, beside the reference.
 
-    nll values are sums of -log p(next token); kl is the sum of KL(reference || candidate); agreed
-    counts positions at which both prefer the same token.
+    nll values are sums of -log p(next token), squares the sum of the squares of their differences;
+    kl_sum adds KL(reference || candidate) up; agreed counts positions at which both prefer the same
+    token.
     """
 
     predicted: int = 0
     positions: int = 0
     reference_nll: float = 0.0
     candidate_nll: float = 0.0
+    squares: float = 0.0
     kl_sum: float = 0.0
     agreed: int = 0
     layers: dict[str, LayerError] = field(default_factory=dict)
@@ -75,6 +77,13 @@ class Comparison:
         return 100 * math.expm1((self.candidate_nll - self.reference_nll) / max(self.predicted, 1))
 
     @property
+    def perplexity_error(self) -> float:
+        """The standard error of the increase, in per cent: of a mean of paired differences."""
+        n = max(self.predicted, 1)
+        mean = (self.candidate_nll - self.reference_nll) / n
+        return 100 * math.sqrt(max(self.squares / n - mean**2, 0.0) / n)
+
+    @property
     def agreement(self) -> float:
         """Per cent of positions with the same most likely token."""
         return 100 * self.agreed / max(self.positions, 1)
@@ -89,8 +98,10 @@ class Comparison:
         count = len(following)
         p, q = _log_softmax(reference), _log_softmax(candidate)
         at = np.arange(count)
-        self.reference_nll -= float(p[at, following].sum(dtype=np.float64))
-        self.candidate_nll -= float(q[at, following].sum(dtype=np.float64))
+        mine, theirs = (x[at, following].astype(np.float64) for x in (p, q))
+        self.reference_nll -= float(mine.sum())
+        self.candidate_nll -= float(theirs.sum())
+        self.squares += float(np.square(theirs - mine).sum())
         self.predicted += count
         self.agreed += int((reference.argmax(-1) == candidate.argmax(-1)).sum())
         self.positions += len(reference)

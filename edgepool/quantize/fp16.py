@@ -1,9 +1,9 @@
 """FP16 judged in PyTorch: every operation's result rounded to FP16, sums in FP32.
 
 ONNX Runtime's CPU computes FP16 nodes in FP32, so it shows neither FP16's error nor its overflow;
-here both are seen. As in the exported graph, norms, softmax, index scores and the sums of products
-stay FP32 inside, and their results are rounded. What overflows is named as the graph's node, and
-stays FP32 from there on.
+here both are seen. As in the exported graph, norms, angles of positions, softmax, index scores and
+the sums of products stay FP32 inside, and their results are rounded. What overflows is named as the
+graph's node, and stays FP32 from there on.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map
 from ..bundle import Bundle
 from ..model import Model, new_state
 from ..model.layer import RMSNorm
+from ..model.rope import Rotation
 from ..ops.registry import operators
 from ..progress import Report, silent
 from .compare import Comparison, LayerError
@@ -31,6 +32,7 @@ from .runner import CHUNK
 from .stored import StoredWeights
 
 LARGEST = 65504.0  # of float16
+EXACT = (RMSNorm, Rotation)  # FP32 inside
 
 # The ONNX operator that an ATen one becomes, where its name says something else.
 NODES = {
@@ -48,7 +50,7 @@ NODES = {
 
 @dataclass
 class Rounding(TorchDispatchMode):
-    """Rounds float32 results of operations to float16, except inside norms.
+    """Rounds float32 results of operations to float16, except inside `EXACT` modules.
 
     overflows: node name -> the largest |value| it gave; such results are left as they are.
     """
@@ -58,14 +60,14 @@ class Rounding(TorchDispatchMode):
     def __post_init__(self) -> None:
         super().__init__()
         self._scopes: list[str] = [""]
-        self._inside_norm = 0
+        self._inside_exact = 0
         self._counts: Counter[str] = Counter()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if self._inside_norm or func.is_view or func is torch.ops.aten._unsafe_view.default:
+        if self._inside_exact or func.is_view or func is torch.ops.aten._unsafe_view.default:
             return result
         name = self._name(func)
         return tree_map(lambda x: self.rounded(x, name), result)
@@ -91,7 +93,7 @@ class Rounding(TorchDispatchMode):
 
     @contextmanager
     def following(self, model: nn.Module) -> Iterator[None]:
-        """Know in which module of the model an operation is; norms are done in float32."""
+        """Know in which module of the model an operation is, and round what `EXACT` ones give."""
         handles = []
         for path, module in model.named_modules():
             if not path:
@@ -99,14 +101,14 @@ class Rounding(TorchDispatchMode):
 
             def enter(module: nn.Module, args: Any, path: str = path) -> None:
                 self._scopes.append(path)
-                self._inside_norm += isinstance(module, RMSNorm)
+                self._inside_exact += isinstance(module, EXACT)
 
             def leave(module: nn.Module, args: Any, out: Any, path: str = path) -> Any:
                 self._scopes.pop()
-                if not isinstance(module, RMSNorm):
+                if not isinstance(module, EXACT):
                     return out
-                self._inside_norm -= 1
-                return self.rounded(out, f"{path}/Mul")
+                self._inside_exact -= 1
+                return tree_map(lambda x: self.rounded(x, f"{path}/Mul"), out)
 
             handles.append(module.register_forward_pre_hook(enter))
             handles.append(module.register_forward_hook(leave))

@@ -65,6 +65,7 @@ def judged(c: Comparison, limits: Limits) -> dict[str, Any]:
         "perplexity_fp32": c.perplexities[0],
         "perplexity": c.perplexities[1],
         "perplexity_increase": c.perplexity_increase,
+        "perplexity_error": c.perplexity_error,
         "top1_agreement": c.agreement,
         "kl": c.kl,
         "limits": vars(limits),

@@ -25,7 +25,10 @@ def page(record: Mapping[str, Any]) -> str:
         ("tokens judged", f"{judged['tokens']}"),
         ("perplexity, FP32", f"{judged['perplexity_fp32']:.4f}"),
         ("perplexity, INT8", f"{judged['perplexity']:.4f}"),
-        ("increase", f"{judged['perplexity_increase']:+.2f} %"),
+        (
+            "increase, and its standard error",
+            f"{judged['perplexity_increase']:+.2f} % ± {judged['perplexity_error']:.2f}",
+        ),
         ("same most likely token", f"{judged['top1_agreement']:.2f} %"),
         ("KL divergence", f"{judged['kl']:.5f} nats"),
         ("INT8 multiply-adds", f"{100 * record['int8_multiply_adds']:.1f} % of the linear layers'"),

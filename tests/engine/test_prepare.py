@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import onnx
 import pytest
 
 from edgepool.bundle import Bundle, write_manifest
@@ -85,6 +86,30 @@ def test_variants_are_those_that_export_and_quantize_write(
         name: expected.manifest["variants"][name] for name in (XAVIER, ORIN)
     }
     assert found.manifest["quantization"] == expected.manifest["quantization"]
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp16"])
+def test_angles_of_positions_stay_fp32_where_tensorrt_may_choose(
+    prepared: Path, precision: str
+) -> None:
+    """FP16 rounds position 2,049 to 2,048, and an angle of 1,000 to halves."""
+    kept = graph_of(Bundle.open(prepared), find_target(XAVIER), precision, "tensorrt").float_nodes
+    path = prepared / "variants" / XAVIER / FILES[precision]
+    graph = onnx.load(path, load_external_data=False).graph
+    made_by = {name: node for node in graph.node for name in node.output}
+
+    def angle(node: onnx.NodeProto) -> Iterator[str]:
+        yield node.name
+        if node.op_type != "Cast":  # before it, positions are integers
+            for name in node.input:
+                if name in made_by:
+                    yield from angle(made_by[name])
+
+    turns = [node for node in graph.node if node.op_type in ("Cos", "Sin")]
+    assert {node.op_type for node in turns} == {"Cos", "Sin"}
+    wanted = {name for node in turns for name in angle(node)}
+    assert len(wanted) >= 4
+    assert wanted <= set(kept)
 
 
 def test_a_second_time_nothing_is_made(prepared: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -40,9 +40,21 @@ def test_every_result_is_a_half_precision_number(model: Model) -> None:
         cache.step([IDS[:64].tolist()])
     assert len(seen) > 8 * model.config.num_layers
     for path, out in seen:
-        if not path.endswith("norm"):  # rounded after this hook
+        if not path.endswith(("norm", "rotation")):  # rounded after this hook
             assert torch.equal(out, out.half().float()), path
     assert not mode.overflows
+
+
+def test_angles_of_positions_are_not_rounded(model: Model) -> None:
+    """FP16 rounds position 2,049 to 2,048, and an angle of 1,000 to halves; cosines to 2^-12."""
+    position = torch.arange(8192, dtype=torch.int32)[None]
+    exact = model.rotation(position)
+    mode = fp16.Rounding()
+    with mode.following(model), mode:
+        rounded = model.rotation(position)
+    for mine, theirs in zip(exact, rounded):
+        assert torch.equal(theirs, theirs.half().float())
+        assert float((mine - theirs).abs().max()) <= 2**-12
 
 
 def test_fp16_costs_little_but_something(model: Model) -> None:

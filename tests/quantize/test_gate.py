@@ -69,6 +69,9 @@ def test_numbers_are_those_of_torch(tokens: int, vocabulary: int, seed: int) -> 
     assert result.agreement == pytest.approx(100 * float(same))
     ratio = result.perplexities[1] / result.perplexities[0]
     assert result.perplexity_increase == pytest.approx(100 * (ratio - 1), rel=1e-3, abs=1e-6)
+    lost = (p[:-1] - q[:-1]).gather(1, target[:, None])
+    error = float(lost.std(correction=0)) / len(target) ** 0.5
+    assert result.perplexity_error == pytest.approx(100 * error, rel=1e-3, abs=1e-3)
 
 
 @given(st.integers(1, 5), st.integers(0, 2**32 - 1))
