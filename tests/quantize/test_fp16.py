@@ -62,7 +62,7 @@ def test_fp16_costs_little_but_something(model: Model) -> None:
     assert not outcome.overflows
     assert outcome.comparison.predicted == len(IDS) - 1
     assert abs(outcome.comparison.perplexity_increase) < 1
-    assert all(1e-5 < layer.relative < 0.05 for layer in outcome.comparison.layers.values())
+    assert all(1e-5 < layer.relative < 0.005 for layer in outcome.comparison.layers.values())
 
 
 def test_a_planted_activation_of_70000_is_found(sparse_bundle: Path, model: Model) -> None:
@@ -77,7 +77,8 @@ def test_a_planted_activation_of_70000_is_found(sparse_bundle: Path, model: Mode
         weight[5] *= 70_000 / seen[0].abs().max()
     outcome = fp16.judge(model, IDS)
     assert next(iter(outcome.overflows)) == "layers.1.down_proj/MatMul"
-    assert outcome.overflows["layers.1.down_proj/MatMul"] == pytest.approx(70_000, rel=1e-3)
+    # PyTorch in float16 gives 0.1 % less than 70,000, too.
+    assert outcome.overflows["layers.1.down_proj/MatMul"] == pytest.approx(70_000, rel=2e-3)
     graph = onnx.load(sparse_bundle / "model.onnx").graph
     assert set(outcome.overflows) <= {node.name for node in graph.node}
     assert np.isfinite(outcome.comparison.perplexities).all()
