@@ -166,7 +166,8 @@ def _block_bias(b: Body, site: Site) -> tuple[str, str]:
         shown = b.Or(shown, b.Less(number, sinks))
     shown = b.And(b.And(shown, b.Less(-1, ahead)), b.unsqueeze(allocated, 1))
 
-    bias = b.Pad(b.Where(shown, 0.0, HIDDEN), [0, 0, 0, 0, 0, 1], HIDDEN)  # a place for -1
+    # Places for -1, and no fewer than are chosen: TensorRT takes no more indices than data.
+    bias = b.Pad(b.Where(shown, 0.0, HIDDEN), [0, 0, 0, 0, 0, site["K"]], HIDDEN)
     bias = b.Expand(b.unsqueeze(bias, 1), b.shape(1, heads, 1, 1))
     chosen = b.transpose(b.Where(b.Less("selected", 0), blocks, "selected"), 0, 2, 1, 3)
     bias = b.ScatterElements(bias, chosen, b.Expand(0.0, b.Shape(chosen)), axis=3)

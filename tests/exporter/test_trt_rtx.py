@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from edgepool.checkpoint import import_checkpoint
 from edgepool.checkpoint.retrofit import Retrofit
 from edgepool.cli.main import main
 from edgepool.exporter.export import Options, export
+from tests.ops.harness import model
+from tests.ops.test_bodies import attention_site
 
 trt = pytest.importorskip(
     "tensorrt_rtx_bindings", reason="tensorrt-rtx is not installed: pip install 'edgepool[rtx]'"
@@ -27,8 +30,6 @@ SIZES = {
 
 def build(path: Path, sizes: dict[str, tuple[int, int, int]]) -> tuple[int, int]:
     """Parse a file and build an engine for sm_89; (layers, bytes of the engine)."""
-    import onnx
-
     logger = trt.Logger(trt.Logger.ERROR)
     builder = trt.Builder(logger)
     network = builder.create_network()
@@ -60,6 +61,15 @@ def test_edgepool_tiny(tmp_path: Path) -> None:
     layers, size = build(bundle.variant_path("rtx-4090"), SIZES)
     assert layers > 100
     assert size > 100_000
+
+
+def test_fewer_blocks_than_a_query_may_choose(tmp_path: Path) -> None:
+    """A context that is never longer than the budget."""
+    site = attention_site(select=1, K=20)
+    onnx.save(model(site, "mask"), tmp_path / "model.onnx")
+    build(
+        tmp_path / "model.onnx", {"B": (1, 1, 1), "S": (1, 1, 9), "MP": (1, 2, 4), "NP": (2, 3, 5)}
+    )
 
 
 @pytest.mark.slow
