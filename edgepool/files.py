@@ -79,14 +79,19 @@ def new_folder(path: Path) -> Iterator[Path]:
         _sync_folder(path.parent)
 
 
-@contextlib.contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    """The temporary name for `path`, under which there is nothing before and after the block."""
-    temporary = path.with_name(".%s.%d.tmp" % (path.name, os.getpid()))
+def remove_leftovers(path: Path) -> None:
+    """Remove what processes that are gone left beside `path` of their writing it."""
     for leftover in path.parent.glob(glob.escape(".%s." % path.name) + "*.tmp"):
         pid = leftover.name[len(path.name) + 2 : -len(".tmp")]
         if pid.isdigit() and not _runs(int(pid)):
             _remove(leftover)
+
+
+@contextlib.contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """The temporary name for `path`, under which there is nothing before and after the block."""
+    temporary = path.with_name(".%s.%d.tmp" % (path.name, os.getpid()))
+    remove_leftovers(path)
     try:
         yield temporary
     except OSError as error:

@@ -95,6 +95,7 @@ def build_engine(
             raise not_here(bundle, place, precision)
         name = "%s-%s" % (place.name, precision)
         key = key_of(graph, place, options, limits)
+        files.remove_leftovers(root / name)  # of builds that were killed
         if not options.force:
             record = store.read(root, name)
             if record is not None and store.difference(record, key) is None:

@@ -190,12 +190,14 @@ def test_our_own_faults_are_not_hidden(failure: Exception, command: Callable) ->
 
 def test_ctrl_c_leaves_with_130() -> None:
     script = (
-        "import sys, time, typer\n"
+        "import signal, sys, time, typer\n"
         "from edgepool.cli import main as cli\n"
         "@cli.app.command()\n"
         "def probe() -> None:\n"
         "    print('ready', flush=True)\n"
         "    time.sleep(60)\n"
+        # a shell starts what runs behind it with Ctrl-C ignored
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "sys.exit(cli.main(['probe']))\n"
     )
     process = subprocess.Popen(

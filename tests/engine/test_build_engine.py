@@ -72,10 +72,15 @@ def test_an_engine_is_built_without_a_gpu(exported: Path, built: dict[str, Any])
 def test_the_same_engine_is_not_built_twice(
     exported: Path, built: dict[str, Any], capfd: pytest.CaptureFixture[str]
 ) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    killed = exported / "engines" / f".{NAME}.{gone.pid}.tmp"
+    killed.mkdir()
     started = time.monotonic()
     assert main(["build-engine", str(exported), *SMALL, "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["reused"]
     assert time.monotonic() - started < 10
+    assert not killed.exists()
 
 
 def test_only_its_builder_may_load_it(
