@@ -15,8 +15,8 @@ class Retrofit:
     """Attention settings given to a model that was trained without them.
 
     budget     tokens that a query attends to: sinks, window and selection. A context no longer than
-               this is attended whole; in a longer one, up to a block more, since the window is
-               rounded to whole blocks
+               this is attended whole; in a longer one, fewer than two blocks more, since window
+               and selection are rounded up to whole blocks
     window     latest tokens, always attended; sinks: first tokens, always attended
     page_size  tokens per KV page; ratio: keys per pooled index vector
     """
