@@ -6,7 +6,7 @@ from typing import Dict, Optional
 
 from ..config import ModelConfig
 from ..engine.footprint import Precision
-from ..engine.roofline import Mode, Speed, speed
+from ..engine.roofline import Speed, mode_of, speed
 from ..targets import Target
 from .fit import Choice
 
@@ -20,9 +20,8 @@ def faster_mode(
     precision = Precision(name, 2, name == "int8")
     bounds: Dict[int, Speed] = {}
     for m in target.power_modes:
-        if m.bandwidth_gb_s and m.fp16_tflops and m.int8_tops:
-            rates = m.bandwidth_gb_s * 1e9, m.fp16_tflops * 1e12, m.int8_tops * 1e12
-            figures = Mode(m.name, *rates)
+        figures = mode_of(m.name, m)
+        if figures is not None:
             bounds[m.id] = speed(config, target, figures, precision, choice.context, choice.batch)
     if mode not in bounds:
         return None

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Dict, List, Tuple
+from typing import Dict, List, Optional, Tuple, Union
 
 from ..config import ModelConfig, weight_shapes
-from ..targets import Target
+from ..targets import PowerMode, Target
 from .footprint import (
     EMBEDDING,
     HALVED,
@@ -45,17 +45,20 @@ class Speed:
     decode_tokens_s: float
 
 
+def mode_of(name: str, gpu: Union[Target, PowerMode]) -> Optional[Mode]:
+    """The rates of a GPU, or of what a power mode leaves of it; None where one is not known."""
+    if not (gpu.bandwidth_gb_s and gpu.fp16_tflops and gpu.int8_tops):
+        return None
+    return Mode(name, gpu.bandwidth_gb_s * 1e9, gpu.fp16_tflops * 1e12, gpu.int8_tops * 1e12)
+
+
 def modes_of(target: Target) -> List[Mode]:
     """The power modes whose figures are known, each once; the GPU's own figures without any."""
-    if not (target.bandwidth_gb_s and target.fp16_tflops and target.int8_tops):
+    whole = mode_of("all", target)
+    if whole is None:
         return []
-    found = [
-        Mode(m.name, m.bandwidth_gb_s * 1e9, m.fp16_tflops * 1e12, m.int8_tops * 1e12)
-        for m in target.power_modes
-        if m.bandwidth_gb_s and m.fp16_tflops and m.int8_tops
-    ]
-    rates = target.fp16_tflops * 1e12, target.int8_tops * 1e12
-    return list(dict.fromkeys(found)) or [Mode("all", target.bandwidth_gb_s * 1e9, *rates)]
+    found = dict.fromkeys(mode_of(m.name, m) for m in target.power_modes)
+    return [mode for mode in found if mode is not None] or [whole]
 
 
 def speeds(config: ModelConfig, target: Target, context: int, batch: int) -> Dict[Key, Speed]:
