@@ -9,7 +9,7 @@ from typing import Callable, Optional, Sequence
 from ..bundle import Bundle
 from ..engine.line import OK, WRONG, Line
 from ..engine.memory import GIB
-from ..engine.plan import MOST_BATCH
+from ..engine.plan import check_sizes
 from ..errors import BadInput
 from ..runtime.session import Session
 from .fit import Choice, Model, Room
@@ -60,12 +60,7 @@ def first_choice(bundle: Bundle, precisions: Sequence[str], wish: Wish) -> Choic
             % (bundle.path, precision.upper(), " or ".join(precisions))
         )
     context = bundle.config.max_context if wish.context is None else wish.context
-    if not 1 <= context <= bundle.config.max_context:
-        raise BadInput(
-            "--context %d: choose 1 to %d for this model" % (context, bundle.config.max_context)
-        )
-    if not 1 <= wish.batch <= MOST_BATCH:
-        raise BadInput("--batch %d: choose 1 to %d" % (wish.batch, MOST_BATCH))
+    check_sizes(bundle.config, context, wish.batch)
     return Choice(precision, context, wish.batch)
 
 

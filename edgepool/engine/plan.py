@@ -71,12 +71,7 @@ class Plan:
 
 def plan(config: ModelConfig, target: Target, context: int, batch: int = 1) -> Plan:
     """Plan `batch` sequences of `context` tokens; raises BadInput for what the model cannot do."""
-    if not 1 <= context <= config.max_context:
-        raise BadInput(
-            "--context %d: choose 1 to %d for this model" % (context, config.max_context)
-        )
-    if not 1 <= batch <= MOST_BATCH:
-        raise BadInput("--batch %d: choose 1 to %d" % (batch, MOST_BATCH))
+    check_sizes(config, context, batch)
     precisions = precisions_of(target)
     return Plan(
         target=target.name,
@@ -89,6 +84,16 @@ def plan(config: ModelConfig, target: Target, context: int, batch: int = 1) -> P
         },
         speeds=speeds(config, target, context, batch),
     )
+
+
+def check_sizes(config: ModelConfig, context: int, batch: int) -> None:
+    """Raise BadInput for a context that the model does not have, and for a batch beyond reason."""
+    if not 1 <= context <= config.max_context:
+        raise BadInput(
+            "--context %d: choose 1 to %d for this model" % (context, config.max_context)
+        )
+    if not 1 <= batch <= MOST_BATCH:
+        raise BadInput("--batch %d: choose 1 to %d" % (batch, MOST_BATCH))
 
 
 def fit(
