@@ -2,6 +2,7 @@
 
     manifest.json        what is in it: see `MANIFEST_KEYS`
     model.onnx           the portable graph (weights inside, or beside it in model.onnx.data)
+    model.PRECISION.onnx the same in another precision, where one was made (`GRAPHS`)
     tokenizer.json       as the checkpoint had it
     reference.json       what PyTorch computed, for every later gate to compare with
     variants/TARGET/     the same graph lowered for one target
@@ -27,6 +28,9 @@ from .onnxfile import external_locations
 FORMAT, VERSION = "edgepool-bundle", 1
 DEFAULT = "edgepool-bundle"
 MANIFEST = "manifest.json"
+MODEL = "model.onnx"  # the graph in the bundle's own float type
+# Graphs by precision, where that is not the bundle's own; in the folder of a variant too.
+GRAPHS = {"fp32": MODEL, "fp16": "model.fp16.onnx", "int8": "model.int8.onnx"}
 ENGINES = "engines"  # folder of `edgepool build-engine`
 LARGEST_MANIFEST = 64 << 20
 
@@ -88,7 +92,7 @@ class Bundle:
                 )
             if name.endswith(".onnx"):
                 bundle._check_external_data(name)
-        bundle.file("model.onnx")
+        bundle.file(MODEL)
         for variant in manifest["variants"].values():
             bundle.file(variant["model"])
         if manifest["reference"] is not None:
@@ -98,7 +102,7 @@ class Bundle:
     @property
     def model_path(self) -> Path:
         """The portable model.onnx."""
-        return self.path / "model.onnx"
+        return self.path / MODEL
 
     @property
     def tokenizer_path(self) -> Optional[Path]:

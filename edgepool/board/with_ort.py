@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..bundle import Bundle
-from ..engine.graphs import FILES
+from ..bundle import GRAPHS, MODEL, Bundle
 from ..engine.memory import RESERVE, available
 from ..runtime import ort_session
 from ..targets import find_target
@@ -15,7 +14,7 @@ from .wish import Opened, Tell, Wish, first_choice, tell_of_less, tell_of_room
 
 def open_session(bundle: Bundle, wish: Wish, tell: Tell, root: Path) -> Opened:
     """Raises MissingRequirement for what does not fit, BadInput for what the bundle has not."""
-    graphs = {"int8": FILES["int8"], bundle.manifest["dtype"]: bundle.model_path.name}
+    graphs = {"int8": GRAPHS["int8"], bundle.manifest["dtype"]: MODEL}
     precisions = [p for p, name in graphs.items() if name in bundle.manifest["files"]]
     model = Model(bundle.config_of, precisions, bundle.manifest["dtype"], find_target("cpu"))
     first = first_choice(bundle, precisions, wish)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
-from ..bundle import Bundle
+from ..bundle import GRAPHS, MODEL, Bundle
 from ..errors import BadInput, GateFailed
 from ..onnxfile import external_locations, skeleton
 from ..targets import Target, find_target
@@ -22,7 +22,6 @@ from .preflight.graph import Scope, Value
 from .preflight.read import read_model
 
 BODIES = "mask"
-FILES = {"fp32": "model.onnx", "fp16": "model.fp16.onnx", "int8": "model.int8.onnx"}
 EXACT = re.compile(r"((.*[._])?norm|rotation)/")  # nodes of norms, and of the angles of positions
 RTX_READER = "rtx-4090"  # whose rules hold for every engine of TensorRT-RTX
 
@@ -108,7 +107,7 @@ def require_ready(path: Path, target: Target) -> None:
 
 def graph_name(bundle: Bundle, target: Optional[Target], precision: str, runtime: str) -> str:
     """The ONNX file to start from, as the manifest names it; it may not be there yet."""
-    name = "model.onnx" if precision == bundle.manifest["dtype"] else FILES[precision]
+    name = MODEL if precision == bundle.manifest["dtype"] else GRAPHS[precision]
     plugins = runtime == "tensorrt" and target is not None
     return "variants/%s/%s" % (target.name, name) if plugins and target else name
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
 from .. import __version__
-from ..bundle import MANIFEST, Bundle, manifest_bytes
+from ..bundle import GRAPHS, MANIFEST, MODEL, Bundle, manifest_bytes
 from ..docker_args import build_args, command_line
-from ..engine.graphs import FILES, graph_name
-from ..engine.prepare import Say, complete
+from ..engine.graphs import graph_name
+from ..engine.prepare import CALIBRATION, Say, complete
 from ..errors import BadInput
 from ..onnxfile import external_locations
 from ..plugin_library import NAME as PLUGIN_LIBRARY
@@ -109,7 +109,7 @@ def precisions_of(bundle: Bundle, target: Target) -> List[str]:
     own, files = str(bundle.manifest["dtype"]), bundle.manifest["files"]
     found = [own]
     for precision in ("fp16", "int8"):
-        names = FILES[precision], graph_name(bundle, target, precision, RUNTIME)
+        names = GRAPHS[precision], graph_name(bundle, target, precision, RUNTIME)
         if precision != own and any(name in files for name in names):
             found.append(precision)
     return found
@@ -129,17 +129,17 @@ def files_of(bundle: Bundle, target: Target, made: Path) -> Dict[str, Path]:
         quantization = {**quantization, "model": int8, "variants": {target.name: int8}}
     graph = shared_graph(bundle.model_path, bundle.variant_path(target.name), graphs[0])
     if graph is None:
-        graphs.append("model.onnx")
+        graphs.append(MODEL)
     names = [name for each in graphs for name in with_weights(bundle, each)]
-    kept = ("tokenizer.json", "calibration.json", manifest["reference"])
+    kept = ("tokenizer.json", CALIBRATION, manifest["reference"])
     names += [name for name in kept if name in manifest["files"]]
     files = {name: bundle.file(name) for name in names}
     records = {name: manifest["files"][name] for name in names}
     if graph is not None:
-        files["model.onnx"] = made / "model.onnx"
-        files["model.onnx"].write_bytes(graph)
+        files[MODEL] = made / MODEL
+        files[MODEL].write_bytes(graph)
         digest = hashlib.sha256(graph).hexdigest()
-        records["model.onnx"] = {"sha256": digest, "bytes": len(graph)}
+        records[MODEL] = {"sha256": digest, "bytes": len(graph)}
     files[MANIFEST] = made / MANIFEST
     parity = manifest["parity"] or {}
     changed = {

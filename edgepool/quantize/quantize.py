@@ -15,7 +15,7 @@ import onnx_ir as ir
 import torch
 
 from .. import __version__
-from ..bundle import Bundle
+from ..bundle import GRAPHS, Bundle
 from ..config import ModelConfig, state_specs
 from ..errors import BadInput, GateFailed
 from ..exporter import lower
@@ -32,7 +32,7 @@ from .rounding import rounded_weights
 from .sensitivity import sensitivities
 from .source import Source, prepare
 
-NAME = "model.int8.onnx"
+NAME = GRAPHS["int8"]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ import onnx
 import onnx_ir as ir
 import torch
 
-from ..bundle import Bundle
+from ..bundle import GRAPHS, Bundle
 from ..checkpoint import Checkpoint
 from ..errors import BadInput
 from ..exporter import by_layer, lower, parity
@@ -49,7 +49,7 @@ from .quantize import NAME, Options, judge_fp16, write
 from .source import prepare
 from .stored import StoredWeights
 
-FP16, FP16_RECORD = "model.fp16.onnx", "fp16.json"
+FP16, FP16_RECORD = GRAPHS["fp16"], "fp16.json"
 
 
 def add_target(path: Path, target: Target, report: Report = silent) -> Bundle:

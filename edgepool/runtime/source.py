@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Dict, List, Optional
 
-from ..bundle import Bundle
+from ..bundle import GRAPHS, MODEL, Bundle
 from ..config import ModelConfig
-from ..engine.graphs import FILES
 from ..errors import BadInput
 from ..onnxfile import external_locations
 from . import chat
@@ -68,7 +67,7 @@ def open_source(
     if int8 and (backend in ("torch", "trt") or path.suffix == ".pt"):
         raise BadInput(
             "--int8: ONNX Runtime runs a bundle's %s: name a bundle, without --backend (trt takes "
-            "the fastest engine that there is)" % FILES["int8"]
+            "the fastest engine that there is)" % GRAPHS["int8"]
         )
     if path.suffix == ".pt" or path.is_file():
         if backend in ("ort", "trt"):
@@ -92,7 +91,7 @@ def open_source(
 def _bundle_source(bundle: Bundle, threads: int, device: str, int8: bool) -> Source:
     from . import ort_session
 
-    name = FILES["int8"] if int8 else "model.onnx"
+    name = GRAPHS["int8"] if int8 else MODEL
     if name not in bundle.manifest["files"]:
         raise BadInput("%s: it has no %s: `edgepool quantize` makes one" % (bundle.path, name))
     graph, config = bundle.file(name), bundle.config_of("int8") if int8 else bundle.config

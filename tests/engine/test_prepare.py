@@ -12,10 +12,10 @@ from pathlib import Path
 import onnx
 import pytest
 
-from edgepool.bundle import Bundle, write_manifest
+from edgepool.bundle import GRAPHS, Bundle, write_manifest
 from edgepool.cli.main import main
 from edgepool.engine import gpu, prepare
-from edgepool.engine.graphs import FILES, graph_of
+from edgepool.engine.graphs import graph_of
 from edgepool.engine.preflight import check
 from edgepool.engine.prepare import complete
 from edgepool.package.contents import package
@@ -33,7 +33,7 @@ from tests.test_board_side import EXTRAS
 from .machines import full_disk
 
 ORIN, XAVIER = "jetson-agx-orin", "jetson-agx-xavier"
-INT8 = FILES["int8"]
+INT8 = GRAPHS["int8"]
 
 pytestmark = pytest.mark.skipif(gpu.find() is not None, reason="these tests need no GPU here")
 
@@ -94,7 +94,7 @@ def test_angles_of_positions_stay_fp32_where_tensorrt_may_choose(
 ) -> None:
     """FP16 rounds position 2,049 to 2,048, and an angle of 1,000 to halves."""
     kept = graph_of(Bundle.open(prepared), find_target(XAVIER), precision, "tensorrt").float_nodes
-    path = prepared / "variants" / XAVIER / FILES[precision]
+    path = prepared / "variants" / XAVIER / GRAPHS[precision]
     graph = onnx.load(path, load_external_data=False).graph
     made_by = {name: node for node in graph.node for name in node.output}
 
@@ -263,17 +263,17 @@ def test_engines_are_no_files_of_the_manifest(bundle: Path) -> None:
 
 def test_check_looks_at_every_graph_of_the_target(prepared: Path) -> None:
     report = check(prepared, find_target(XAVIER))
-    assert {path.name for path in report.graphs} == set(FILES.values())
+    assert {path.name for path in report.graphs} == set(GRAPHS.values())
     assert report.findings == []
 
 
 def test_a_package_holds_the_graphs_that_were_made(prepared: Path, tmp_path: Path) -> None:
     listing = package(Bundle.open(prepared), find_target(XAVIER), tmp_path / "p.tar")
     names = {member.name for member in listing.members}
-    assert {f"bundle/variants/{XAVIER}/{name}" for name in FILES.values()} <= names
+    assert {f"bundle/variants/{XAVIER}/{name}" for name in GRAPHS.values()} <= names
     extract(tmp_path / "p.tar", tmp_path / "board")
     unpacked = Bundle.open(tmp_path / "board" / "bundle")
-    for precision in FILES:
+    for precision in GRAPHS:
         complete(unpacked, find_target(XAVIER), precision, "tensorrt", silent, print)
         graph_of(unpacked, find_target(XAVIER), precision, "tensorrt")
 
@@ -320,5 +320,5 @@ def test_a_board_reads_a_prepared_variant_without_the_extras(prepared: Path) -> 
     )
     assert result.returncode == 0, result.stderr
     lines = [line for line in result.stdout.splitlines() if line.startswith("model.")]
-    assert [line.split()[0] for line in lines] == ["model.onnx", INT8, FILES["fp16"]]
+    assert [line.split()[0] for line in lines] == ["model.onnx", INT8, GRAPHS["fp16"]]
     assert all("['batch', 'seq']" in line for line in lines)

@@ -14,11 +14,11 @@ import pytest
 
 from edgepool import bundle as bundles
 from edgepool import resources
-from edgepool.bundle import Bundle
+from edgepool.bundle import GRAPHS, Bundle
 from edgepool.cli.main import main
 from edgepool.docker_args import build_args
 from edgepool.engine import prepare
-from edgepool.engine.graphs import FILES, graph_of
+from edgepool.engine.graphs import graph_of
 from edgepool.errors import MissingRequirement
 from edgepool.exporter.export import Options, export
 from edgepool.onnxfile import external_locations
@@ -136,7 +136,7 @@ def test_what_the_target_lacks_is_made_first(
         assert graph_of(delivered, target, precision, "tensorrt").weight_bytes
     folder = "variants/%s/" % target.name
     graphs = {name for name in delivered.manifest["files"] if name.endswith(".onnx")}
-    assert graphs == {"model.onnx", *(folder + name for name in FILES.values())}
+    assert graphs == {"model.onnx", *(folder + name for name in GRAPHS.values())}
 
 
 STEP = """

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, Union
 
-from ...bundle import Bundle
+from ...bundle import GRAPHS, MODEL, Bundle
 from ...errors import BadInput
 from ...targets import Target
 from .graph import Model
@@ -23,7 +23,7 @@ from .rules import ERROR, WARNING, rules
 __all__ = ["ERROR", "WARNING", "Finding", "Report", "check", "graphs_of"]
 
 # What `edgepool quantize` and `build-engine` write beside each model.onnx of a bundle.
-OTHERS = ("model.int8.onnx", "model.fp16.onnx")
+OTHERS = (GRAPHS["int8"], GRAPHS["fp16"])
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def graphs_of(path: Path, target: Target) -> List[Path]:
     bundle = Bundle.open(path)
     portable = target.functions == bundle.manifest["functions"]
     if portable and target.name not in bundle.manifest["variants"]:
-        name = "model.onnx"
+        name = MODEL
     else:
         bundle.variant_path(target.name)
         name = bundle.manifest["variants"][target.name]["model"]
