@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any, Callable, ContextManager, Dict, Optional, Union
+from typing import Any, Callable, ContextManager, Dict, List, Optional, Union
 
 from .config import ModelConfig
 from .errors import BadInput
@@ -91,7 +91,8 @@ class Bundle:
                     % (path / name, size, record["bytes"])
                 )
             if name.endswith(".onnx"):
-                bundle._check_external_data(name)
+                for used in bundle.graph_files(name):
+                    bundle.file(used)
         bundle.file(MODEL)
         for variant in manifest["variants"].values():
             bundle.file(variant["model"])
@@ -139,6 +140,16 @@ class Bundle:
             raise BadInput("%s: the manifest does not list '%s'" % (self.path, name))
         return confined(self.path, name)
 
+    def graph_files(self, name: str) -> List[str]:
+        """The names of a graph and of the files that it takes weights from.
+
+        Raises BadInput for a file that is missing, or not below the graph's folder.
+        """
+        graph = self.file(name)
+        locations = sorted(external_locations(str(graph)))
+        used = [confined(graph.parent, location) for location in locations]
+        return [name, *(file.relative_to(self.path).as_posix() for file in used)]
+
     def verify(self) -> None:
         """Compare the sha256 of every file; raises BadInput that names the first difference."""
         for name, record in self.manifest["files"].items():
@@ -148,12 +159,6 @@ class Bundle:
                     "the file was changed or damaged; copy the bundle again or export it anew"
                     % (self.path / name)
                 )
-
-    def _check_external_data(self, name: str) -> None:
-        folder = os.path.dirname(name)
-        for location in external_locations(str(self.file(name))):
-            confined(self.path / folder, location)
-            self.file(os.path.normpath(os.path.join(folder, location)).replace(os.sep, "/"))
 
 
 def read_manifest(path: Path) -> Dict[str, Any]:

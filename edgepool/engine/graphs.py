@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from ..bundle import GRAPHS, MODEL, Bundle
 from ..errors import BadInput, GateFailed
-from ..onnxfile import external_locations, skeleton
+from ..onnxfile import skeleton
 from ..targets import Target, find_target
 from . import preflight
 from .preflight.graph import Scope, Value
@@ -46,7 +46,8 @@ def graph_of(bundle: Bundle, target: Optional[Target], precision: str, runtime: 
 
     Raises BadInput where the bundle has none of that precision, GateFailed where it is not ready.
     """
-    path = source(bundle, target, precision, runtime)
+    name = source(bundle, target, precision, runtime)
+    path = bundle.file(name)
     reads_it = target if target is not None and runtime == "tensorrt" else find_target(RTX_READER)
     require_ready(path, reads_it)
     proto = skeleton(str(path))
@@ -54,8 +55,8 @@ def graph_of(bundle: Bundle, target: Optional[Target], precision: str, runtime: 
     inputs = {value.name: list(value.dims or ()) for value in scope.inputs}
     if runtime == "rtx":
         proto = with_bodies(proto)
-    size = sum(record["bytes"] for record in files_of(bundle, path))
-    digest = weights_digest(bundle, path)
+    size = sum(record["bytes"] for record in records_of(bundle, name))
+    digest = weights_digest(bundle, name)
     return Graph(proto, path, digest, size, inputs, float_nodes(scope, precision))
 
 
@@ -72,16 +73,14 @@ def float_nodes(scope: Scope, precision: str) -> Tuple[str, ...]:
     )
 
 
-def files_of(bundle: Bundle, path: Path) -> List[Dict[str, Any]]:
+def records_of(bundle: Bundle, name: str) -> List[Dict[str, Any]]:
     """The manifest's records of a graph and of the files that it takes weights from."""
-    used = [path, *(path.parent / name for name in sorted(external_locations(str(path))))]
-    names = [str(file.relative_to(bundle.path)).replace("\\", "/") for file in used]
-    return [bundle.manifest["files"][name] for name in names]
+    return [bundle.manifest["files"][used] for used in bundle.graph_files(name)]
 
 
-def weights_digest(bundle: Bundle, path: Path) -> str:
-    """A digest of a graph file of a bundle with all its weights."""
-    sums = "".join(record["sha256"] for record in files_of(bundle, path))
+def weights_digest(bundle: Bundle, name: str) -> str:
+    """A digest of a graph of a bundle with all its weights."""
+    sums = "".join(record["sha256"] for record in records_of(bundle, name))
     return hashlib.sha256(sums.encode("ascii")).hexdigest()
 
 
@@ -112,12 +111,12 @@ def graph_name(bundle: Bundle, target: Optional[Target], precision: str, runtime
     return "variants/%s/%s" % (target.name, name) if plugins and target else name
 
 
-def source(bundle: Bundle, target: Optional[Target], precision: str, runtime: str) -> Path:
-    """The path of that file; raises BadInput where the bundle lacks it."""
+def source(bundle: Bundle, target: Optional[Target], precision: str, runtime: str) -> str:
+    """The same name; raises BadInput where the bundle lacks the file."""
     name = graph_name(bundle, target, precision, runtime)
     if name not in bundle.manifest["files"]:
         raise BadInput("%s: it has no %s any more: build the engine again" % (bundle.path, name))
-    return bundle.file(name)
+    return name
 
 
 def flag(bundle: Bundle, precision: str) -> str:

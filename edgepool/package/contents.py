@@ -22,7 +22,6 @@ from ..docker_args import build_args, command_line
 from ..engine.graphs import graph_name
 from ..engine.prepare import CALIBRATION, Say, complete
 from ..errors import BadInput
-from ..onnxfile import external_locations
 from ..plugin_library import NAME as PLUGIN_LIBRARY
 from ..plugin_library import build_record
 from ..progress import Report, silent
@@ -130,7 +129,7 @@ def files_of(bundle: Bundle, target: Target, made: Path) -> Dict[str, Path]:
     graph = shared_graph(bundle.model_path, bundle.variant_path(target.name), graphs[0])
     if graph is None:
         graphs.append(MODEL)
-    names = [name for each in graphs for name in with_weights(bundle, each)]
+    names = [name for each in graphs for name in bundle.graph_files(each)]
     kept = ("tokenizer.json", CALIBRATION, manifest["reference"])
     names += [name for name in kept if name in manifest["files"]]
     files = {name: bundle.file(name) for name in names}
@@ -150,13 +149,6 @@ def files_of(bundle: Bundle, target: Target, made: Path) -> Dict[str, Path]:
     }
     files[MANIFEST].write_bytes(manifest_bytes(changed, records))
     return files
-
-
-def with_weights(bundle: Bundle, name: str) -> List[str]:
-    """The names of a graph and of the files that it takes weights from."""
-    path = bundle.file(name)
-    used = [path, *(path.parent / where for where in sorted(external_locations(str(path))))]
-    return [file.relative_to(bundle.path).as_posix() for file in used]
 
 
 def check_bundle(bundle: Bundle, listing: Listing, sources: Dict[str, Path]) -> None:

@@ -155,7 +155,7 @@ def is_trusted(bundle: Bundle, target: Target, engine: Path, record: Dict[str, A
     name = graph_name(bundle, target, record["key"]["precision"], "tensorrt")
     if name not in bundle.manifest["files"]:
         return False
-    same = record["key"].get("weights") == weights_digest(bundle, bundle.file(name))
+    same = record["key"].get("weights") == weights_digest(bundle, name)
     return same and files.sha256(engine) == record["sha256"] in trust.built_here()
 
 

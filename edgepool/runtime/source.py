@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Dict, List, Optional
@@ -11,7 +10,6 @@ from typing import Callable, Dict, List, Optional
 from ..bundle import GRAPHS, MODEL, Bundle
 from ..config import ModelConfig
 from ..errors import BadInput
-from ..onnxfile import external_locations
 from . import chat
 from .session import Session
 from .tokenizer import Tokenizer
@@ -95,7 +93,7 @@ def _bundle_source(bundle: Bundle, threads: int, device: str, int8: bool) -> Sou
     if name not in bundle.manifest["files"]:
         raise BadInput("%s: it has no %s: `edgepool quantize` makes one" % (bundle.path, name))
     graph, config = bundle.file(name), bundle.config_of("int8") if int8 else bundle.config
-    _verify_used(bundle, graph)
+    _verify_used(bundle, name)
     return Source(
         config,
         tokenizer_of(bundle),
@@ -110,7 +108,7 @@ def _engine_source(bundle: Bundle, trust_engine: bool) -> Source:
     from ..engine.usable import find_usable
     from . import device_memory, trt_session
 
-    _verify_used(bundle, bundle.model_path)
+    _verify_used(bundle, MODEL)
     usable = find_usable(bundle, trust_engine)
     trt, in_place = usable.api.trt, bool(usable.record["in_place"])
     config = bundle.config_of(str(usable.record["key"]["precision"]))
@@ -130,10 +128,9 @@ def tokenizer_of(bundle: Bundle) -> Tokenizer:
     return Tokenizer(text, bundle.config, str(bundle.tokenizer_path))
 
 
-def _verify_used(bundle: Bundle, graph: Path) -> None:
+def _verify_used(bundle: Bundle, graph: str) -> None:
     """Compare the sha256 of what this run reads: not of the graphs for other targets."""
-    names = {graph.name, "tokenizer.json"}
-    names.update(map(os.path.normpath, external_locations(str(graph))))
+    names = {*bundle.graph_files(graph), "tokenizer.json"}
     used = {name: r for name, r in bundle.manifest["files"].items() if name in names}
     Bundle(bundle.path, {**bundle.manifest, "files": used}, bundle.config).verify()
 

@@ -209,7 +209,7 @@ def with_engine(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     key = {
         "precision": "fp32",
         "runtime": "TensorRT 10.3.0.30",
-        "weights": weights_digest(opened, opened.variant_path("jetson-agx-orin")),
+        "weights": weights_digest(opened, opened.manifest["variants"]["jetson-agx-orin"]["model"]),
         "profiles": {"batch": 1, "input_len": 64, "kv_tokens": 1000},
     }
     record = {
