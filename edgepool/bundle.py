@@ -24,6 +24,7 @@ from .config import ModelConfig
 from .errors import BadInput
 from .files import confined, new_file, new_folder, sha256
 from .onnxfile import external_locations
+from .progress import Report, silent
 
 FORMAT, VERSION = "edgepool-bundle", 1
 DEFAULT = "edgepool-bundle"
@@ -150,15 +151,21 @@ class Bundle:
         used = [confined(graph.parent, location) for location in locations]
         return [name, *(file.relative_to(self.path).as_posix() for file in used)]
 
-    def verify(self) -> None:
+    def verify(self, report: Report = silent) -> None:
         """Compare the sha256 of every file; raises BadInput that names the first difference."""
-        for name, record in self.manifest["files"].items():
-            if sha256(self.file(name)) != record["sha256"]:
-                raise BadInput(
-                    "%s: its sha256 is not the one in the manifest: "
-                    "the file was changed or damaged; copy the bundle again or export it anew"
-                    % (self.path / name)
-                )
+        report("verifying the bundle", 0, 1)
+        for name in self.manifest["files"]:
+            self.check_digest(name, sha256(self.file(name)))
+        report("verifying the bundle", 1, 1)
+
+    def check_digest(self, name: str, digest: str) -> None:
+        """Raise BadInput where a file's sha256 is not the one in the manifest."""
+        if self.manifest["files"][name]["sha256"] != digest:
+            raise BadInput(
+                "%s: its sha256 is not the one in the manifest: "
+                "the file was changed or damaged; copy the bundle again or export it anew"
+                % (self.path / name)
+            )
 
 
 def read_manifest(path: Path) -> Dict[str, Any]:

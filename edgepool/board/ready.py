@@ -80,9 +80,7 @@ def make_ready(wish: Wish, report: Report, tell: Tell, root: Path = Path("/")) -
 def verified(path: Path, report: Report) -> Bundle:
     """The bundle, every file of which is as it was written; raises BadInput."""
     bundle = Bundle.open(find_bundle(path))
-    report("verifying the bundle", 0, 1)
-    bundle.verify()
-    report("verifying the bundle", 1, 1)
+    bundle.verify(report)
     gate.prompts_of(bundle)
     return bundle
 

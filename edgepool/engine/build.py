@@ -84,9 +84,7 @@ def build_engine(
     root = store.root_for(bundle)
     with store.locked(root, lambda: report("waiting for another build", 0, 1)):
         bundle = Bundle.open(bundle.path)  # another build may have added to it
-        report("verifying the bundle", 0, 1)
-        bundle.verify()
-        report("verifying the bundle", 1, 1)
+        bundle.verify(report)
         precision = options.precision or str(bundle.manifest["dtype"])
         options = dataclasses.replace(options, precision=precision)
         bundle = complete(bundle, place.target, precision, place.runtime, report, say)

@@ -90,9 +90,7 @@ def write_repository(
     check_new(folder)
     if bundle.tokenizer_path is None:
         raise BadInput("%s: it has no tokenizer.json: export with one" % bundle.path)
-    report("verifying the bundle", 0, 1)
-    bundle.verify()
-    report("verifying the bundle", 1, 1)
+    bundle.verify(report)
     if target is None:
         model = onnx_model(bundle, kv_tokens)
     else:
