@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Dict, Optional
 
 from ..config import ModelConfig
-from ..engine.footprint import Precision
+from ..engine.footprint import precisions_of
 from ..engine.roofline import Speed, mode_of, speed
 from ..targets import Target
 from .fit import Choice
@@ -16,8 +16,8 @@ def faster_mode(
 ) -> Optional[str]:
     """The bounds on speed in a mode of nvpmodel and in the fastest one; None without figures, or
     where the mode is the fastest."""
-    name = "fp16" if choice.precision == "fp32" else choice.precision
-    precision = Precision(name, 2, name == "int8")
+    int8 = choice.precision == "int8"
+    precision = next(p for p in precisions_of(target) if p.int8 == int8)  # FP32 counts as FP16
     bounds: Dict[int, Speed] = {}
     for m in target.power_modes:
         figures = mode_of(m.name, m)
