@@ -18,12 +18,13 @@ from ..exporter.probe import read_graph, watch
 from ..progress import Report, silent
 from . import data, record
 from .amend import amended
+from .inputs import LinearInputs
 from .linears import Group, groups
 from .ranges import Extremes, Histogram
 from .record import Calibration
-from .runner import Stepper, open_graph, run_sequence
+from .rotation import RotatedWeights
+from .runner import Stepper, open_graph
 from .smooth import Activations, smoothing
-from .stored import StoredWeights
 
 
 @dataclass(frozen=True)
@@ -68,14 +69,10 @@ def check(bundle: Bundle, options: Options) -> None:
 
 def measure(bundle: Bundle, options: Options, report: Report) -> Calibration:
     """Run the data through the portable graph; memory does not depend on how much there is."""
-    config, folder = bundle.config, bundle.path
-    graph = runnable(read_graph(bundle.model_path))
-    found = groups(graph.graph)
-    source = gather(bundle, graph, options, report)
-    watch(graph, [group.value for group in found])
-    logits = [value.name for value in graph.graph.output].index("logits")
-    del graph.graph.output[logits]  # the head is not run
-    session = open_graph(graph, folder)
+    weights = RotatedWeights.of(bundle)
+    found = groups(weights.stored.graph)
+    source = gather(bundle, options, report)
+    inputs = LinearInputs(bundle, weights.rotation, found)
     extremes: dict[str, Extremes] = {}
 
     def observe(group: Group, values: np.ndarray, stepper: Stepper) -> None:
@@ -87,16 +84,16 @@ def measure(bundle: Bundle, options: Options, report: Report) -> Calibration:
     def run(see: Callable[[Group, np.ndarray, Stepper], None], what: str) -> None:
         done, total = 0, sum(map(len, source.sequences))
         for sequence in source.sequences:
-            for stepper, values in run_sequence(session, config, sequence):
+            for stepper, values in inputs.steps(sequence):
                 for group in found:
-                    see(group, values[group.value], stepper)
+                    see(group, values[group.name], stepper)
                 report(what, done + int(stepper.past[0]), total)
             done += len(sequence)
 
     run(observe, "measuring ranges")
     limits: dict[str, float] = {}
     if options.method != "minmax":
-        limits = clipped(bundle, found, extremes, options.method, run)
+        limits = clipped(weights, found, extremes, options.method, run)
     return Calibration(
         model=record.model_digest(bundle),
         method=options.method,
@@ -116,7 +113,7 @@ def measure(bundle: Bundle, options: Options, report: Report) -> Calibration:
     )
 
 
-def gather(bundle: Bundle, graph: onnx.ModelProto, options: Options, report: Report) -> data.Data:
+def gather(bundle: Bundle, options: Options, report: Report) -> data.Data:
     """The data that the options name, or what the model writes."""
     config = bundle.config
     if options.files:
@@ -126,7 +123,8 @@ def gather(bundle: Bundle, graph: onnx.ModelProto, options: Options, report: Rep
         count, length = options.samples or data.SAMPLES, options.length or data.LENGTH
         return data.from_files(options.files, encode, config, count, length)
     count, length = options.samples or data.OWN_SAMPLES, options.length or data.OWN_LENGTH
-    return data.from_model(open_graph(graph, bundle.path), config, count, length, report)
+    session = open_graph(runnable(read_graph(bundle.model_path)), bundle.path)
+    return data.from_model(session, config, count, length, report)
 
 
 def encoder(path: Path) -> data.Encode:
@@ -143,7 +141,7 @@ def encoder(path: Path) -> data.Encode:
 
 
 def clipped(
-    bundle: Bundle,
+    weights: RotatedWeights,
     found: Sequence[Group],
     extremes: dict[str, Extremes],
     method: str,
@@ -152,8 +150,7 @@ def clipped(
     """Thresholds of the activations after SmoothQuant, from a second pass with fixed histograms."""
     channels = {name: seen.channels for name, seen in extremes.items()}
     squares = {name: seen.mean_squares for name, seen in extremes.items()}
-    weights = StoredWeights.of(bundle.model_path)
-    scales = smoothing(bundle.config, found, Activations(channels, squares), weights.read).groups
+    scales = smoothing(weights.config, found, Activations(channels, squares), weights.read).groups
     histograms = {}
     for name, amax in channels.items():
         scale = scales.get(name, np.ones_like(amax))

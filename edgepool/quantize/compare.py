@@ -16,6 +16,7 @@ from ..config import ModelConfig
 from ..exporter.lower import runnable
 from ..exporter.probe import hidden_states, read_graph, watch
 from ..progress import Report, silent
+from .rotation import Basis
 from .runner import CHUNK, Stepper, open_graph
 
 
@@ -117,10 +118,12 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Graph:
-    """A graph to run: its file, and the configuration that its state follows."""
+    """A graph to run: its file, the configuration that its state follows, the basis of its layers'
+    outputs where that is not the checkpoint's."""
 
     path: Path
     config: ModelConfig
+    basis: Basis | None = None
 
     def open(self, layers: bool) -> tuple[onnx.ModelProto, list[str]]:
         """The graph that ONNX Runtime runs, with layers' outputs where they are wanted."""
@@ -151,6 +154,8 @@ def compare(
         following = ids[begin + 1 : begin + 1 + part.shape[1]]
         result.add(mine["logits"][0], theirs["logits"][0], following)
         for name, error in result.layers.items():
-            error.add(mine[name], theirs[name])
+            bases = (graph.basis for graph in (reference, candidate))
+            values = (each[name] for each in (mine, theirs))
+            error.add(*(x if basis is None else basis.back(x) for x, basis in zip(values, bases)))
         report("comparing with FP32", min(begin + chunk, len(ids)), len(ids))
     return result

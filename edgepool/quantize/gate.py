@@ -75,7 +75,8 @@ def judged(c: Comparison, limits: Limits) -> dict[str, Any]:
 def judge(source: Source, path: Path, ids: np.ndarray, report: Report) -> Comparison:
     """Compare the INT8 graph at `path` with the bundle's own on the tokens."""
     reference = Graph(source.bundle.model_path, source.bundle.config)
-    return compare(reference, Graph(path, source.config), ids, report=report)
+    basis = source.weights.rotation.residual
+    return compare(reference, Graph(path, source.config, basis), ids, report=report)
 
 
 def decide(

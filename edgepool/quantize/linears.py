@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import onnx
 
 SUFFIX = ".weight"
+EMBEDDING = "embed.weight"
 HEAD = "lm_head"  # also the name of a head that reads the embedding table
 
 
@@ -48,7 +49,7 @@ def groups(graph: onnx.GraphProto) -> list[Group]:
         weight = node.input[1]
         if weight in produced or not weight.endswith(SUFFIX):
             continue
-        name = HEAD if weight == "embed.weight" else weight[: -len(SUFFIX)]
+        name = HEAD if weight == EMBEDDING else weight[: -len(SUFFIX)]
         linear = Linear(name, node.name, weight, node.input[0], node.op_type == "Gemm")
         found.setdefault(linear.value, []).append(linear)
     return [Group(value, tuple(linears)) for value, linears in found.items()]

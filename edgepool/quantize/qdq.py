@@ -5,6 +5,7 @@
     halved input  the same with [x, HALF (x - DQ(Q(x)))] in x's place, two products that share one
             pass over the weights; their weighted sum is that of x in 16 bits
     embedding  Gather of INT8 rows, times Gather of the rows' scales
+    input of an LM head that shares these rows  a MatMul in float before it, see `rotation`
 
 All of it is symmetric, with zero points and axes written out. TensorRT 8 takes no INT8 initialiser:
 in its form, `pairs`, the weight is stored in FP32 and goes through QuantizeLinear and
@@ -24,11 +25,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ..exporter.weights import Weight
 from . import blocks
-from .linears import Group, Linear, groups
+from .linears import EMBEDDING, Group, Linear, groups
 from .record import Tensor
+from .rotation import RotatedWeights
 from .smooth import HALF, Smoothing
 
-EMBEDDING = "embed.weight"
 LEVELS = 127  # of a symmetric INT8
 
 Read = Callable[[str], np.ndarray]
@@ -55,7 +56,7 @@ class Int8Graph:
 def to_int8(
     model: onnx.ModelProto,
     inputs: int,
-    read: Read,
+    weights: RotatedWeights,
     ranges: Mapping[str, Tensor],
     smoothing: Smoothing,
     rounded: Mapping[str, np.ndarray],
@@ -65,11 +66,11 @@ def to_int8(
 ) -> Int8Graph:
     """Put Q/DQ into a traced graph, in place.
 
-    The first `inputs` graph inputs are real ones, the others weights, whose values `read` gives.
+    The first `inputs` graph inputs are real ones, the others weights, whose values `weights` gives.
     ranges: by group, see `record.Tensor`; rounded: INT8 values of weights, the others are rounded
     to the nearest; float_groups: whose input is not quantised; halved: whose input is given twice.
     """
-    editor = _Editor(model, inputs, read, smoothing, rounded, pairs)
+    editor = _Editor(model, inputs, weights.read, smoothing, rounded, pairs)
     linears = {
         linear.node: (group, linear) for group in groups(model.graph) for linear in group.linears
     }
@@ -79,6 +80,8 @@ def to_int8(
         if node.name in linears:
             group, linear = linears[node.name]
             node.input[1] = editor.weight(linear)
+            if linear.weight == EMBEDDING:
+                node.input[0] = editor.head_input(linear, weights.head_input())
             if group.name in float_groups:
                 editor.add(node)
                 continue
@@ -86,7 +89,7 @@ def to_int8(
             if group.name in halved:
                 editor.halves(node, linear, scale)
             else:
-                node.input[0] = editor.activation(linear.name, linear.value, scale)
+                node.input[0] = editor.activation(linear.name, node.input[0], scale)
                 editor.add(node)
         elif node.op_type == "Gather" and node.input[0] == EMBEDDING:
             editor.embedding(node)
@@ -110,8 +113,6 @@ def factors(
     """Of a stored weight: what its rows and columns are multiplied by; scales of its outputs."""
     matrix = read(linear.weight)
     rows, columns = smoothing.factors(linear, matrix.shape)
-    if linear.weight == EMBEDDING and smoothing.embedding is not None:
-        columns = smoothing.embedding  # the head's input scale: one table for both
     amax = blocks.largest(matrix, rows, columns, axis=1 if linear.turned else 0)
     scale = np.where(amax > 0, amax / np.float32(LEVELS), np.float32(1)).astype(np.float32)
     return rows, columns, scale
@@ -162,10 +163,10 @@ class _Editor:
         """A MatMul of x [..] and of HALF times what rounding takes from x, stacked: [2, ..]."""
         name, result = linear.name, node.output[0]
         first, half = self._constant("first_axis", np.array([0], np.int64)), f"{name}.rest"
-        near = self.activation(half, linear.value, scale)
-        self.add(_node("Sub", half, [linear.value, near]))
+        near = self.activation(half, node.input[0], scale)
+        self.add(_node("Sub", half, [node.input[0], near]))
         self.add(_node("Mul", half, [f"{half}/Sub", self._constant("half", np.float32(HALF))]))
-        self.add(_node("Unsqueeze", name, [linear.value, first]))
+        self.add(_node("Unsqueeze", name, [node.input[0], first]))
         self.add(_node("Unsqueeze", half, [f"{half}/Mul", first]))
         both = helper.make_attribute("axis", 0)
         self.add(_node("Concat", name, [f"{name}/Unsqueeze", f"{half}/Unsqueeze"]))
@@ -204,30 +205,30 @@ class _Editor:
         return node.output[0]
 
     def embedding(self, gather: onnx.NodeProto) -> None:
-        """The embedding's rows: dequantised, and with the head's smoothing undone."""
-        out, ids = gather.output[0], gather.input[1]
-        divisor = self._smoothing.embedding
-        rows_out = out if divisor is None else "embed.rows"
+        """The embedding's rows, dequantised."""
         if self._pairs:
-            gather.output[0] = rows_out
             self.add(gather)
-        else:
-            linear = Linear("embed", gather.name, EMBEDDING, ids, turned=True)
-            rows, columns, scale = factors(self._read, self._smoothing, linear)
-            self._stored(linear, rows, columns, scale)
-            scales = self._put(f"{EMBEDDING}_scale", scale)
-            last = self._constant("last_axis", np.array([-1], np.int64))
-            self.add(_node("Gather", "embed.stored", [EMBEDDING, ids]))
-            cast = _node("Cast", "embed.stored", ["embed.stored/Gather"])
-            cast.attribute.append(helper.make_attribute("to", TensorProto.FLOAT))
-            self.add(cast)
-            self.add(_node("Gather", "embed.scales", [scales, ids]))
-            self.add(_node("Unsqueeze", "embed.scales", ["embed.scales/Gather", last]))
-            parts = ["embed.stored/Cast", "embed.scales/Unsqueeze"]
-            self.add(helper.make_node("Mul", parts, [rows_out], "embed/Mul"))
-        if divisor is not None:
-            inverse = self._put("embed.unsmooth", 1 / divisor)
-            self.add(helper.make_node("Mul", ["embed.rows", inverse], [out], "embed.unsmooth/Mul"))
+            return
+        ids = gather.input[1]
+        linear = Linear("embed", gather.name, EMBEDDING, ids, turned=True)
+        rows, columns, scale = factors(self._read, self._smoothing, linear)
+        self._stored(linear, rows, columns, scale)
+        scales = self._put(f"{EMBEDDING}_scale", scale)
+        last = self._constant("last_axis", np.array([-1], np.int64))
+        self.add(_node("Gather", "embed.stored", [EMBEDDING, ids]))
+        cast = _node("Cast", "embed.stored", ["embed.stored/Gather"])
+        cast.attribute.append(helper.make_attribute("to", TensorProto.FLOAT))
+        self.add(cast)
+        self.add(_node("Gather", "embed.scales", [scales, ids]))
+        self.add(_node("Unsqueeze", "embed.scales", ["embed.scales/Gather", last]))
+        parts = ["embed.stored/Cast", "embed.scales/Unsqueeze"]
+        self.add(helper.make_node("Mul", parts, list(gather.output), "embed/Mul"))
+
+    def head_input(self, linear: Linear, matrix: np.ndarray) -> str:
+        """What the head reads, times a matrix."""
+        turn = self._put(f"{linear.name}.turn", matrix)
+        self.add(_node("MatMul", f"{linear.name}.turn", [linear.value, turn]))
+        return f"{linear.name}.turn/MatMul"
 
     def finish(self) -> Int8Graph:
         """The model with all weights as inputs again, in the order in which they are read."""

@@ -164,7 +164,7 @@ def write(
     graph = qdq.to_int8(
         onnx.ModelProto.FromString(traced(source.config, 20 if opset == 17 else opset)),
         len(STEP_INPUTS) + len(state_specs(source.config)),
-        source.weights.read,
+        source.weights,
         source.calibration.tensors,
         source.smoothing,
         rounded,

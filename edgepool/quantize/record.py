@@ -1,6 +1,6 @@
 """calibration.json: what calibration saw, for every later stage to scale by.
 
-    {"format": "edgepool-calibration", "version": 2, "edgepool": "...", "method": "minmax",
+    {"format": "edgepool-calibration", "version": 3, "edgepool": "...", "method": "minmax",
      "model": "sha256 of the weights and graph that were run",
      "data": {"kind", "files", "samples", "tokens", "longest", "digest"},
      "sample": [[token ids of some of its sequences], ...],
@@ -9,8 +9,9 @@
                                      "channels": [largest |value| of each channel],
                                      "mean_squares": [of each channel]}, ...}}
 
-A tensor is named after the first linear layer that reads it. `threshold` is what the method makes
-of the values after SmoothQuant; null for minmax, where the channels say it.
+A tensor is named after the first linear layer that reads it. Its channels are those of the rotated
+model (`rotation`). `threshold` is what the method makes of the values after SmoothQuant; null for
+minmax, where the channels say it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from ..bundle import Bundle
 from ..errors import BadInput
 
 NAME = "calibration.json"
-FORMAT, VERSION = "edgepool-calibration", 2
+FORMAT, VERSION = "edgepool-calibration", 3
 METHODS = ("minmax", "entropy", "percentile")
 
 

@@ -12,12 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ..exporter.lower import runnable
-from ..exporter.probe import read_graph, watch
 from ..progress import Report, silent
 from . import blocks, qdq
+from .inputs import LinearInputs
 from .linears import Group, Linear
-from .runner import open_graph, run_sequence
 from .source import Source
 
 DAMPING = 0.01  # of the mean square of the channels, added to each
@@ -67,19 +65,15 @@ def _bytes(source: Source, group: Group) -> int:
 
 
 def _moments(source: Source, taken: list[Group], report: Report) -> list[np.ndarray]:
-    path = source.bundle.model_path
-    graph = runnable(read_graph(path))
-    watch(graph, [group.value for group in taken])
-    del graph.graph.output[[value.name for value in graph.graph.output].index("logits")]
-    session = open_graph(graph, path.parent)
+    inputs = LinearInputs(source.bundle, source.weights.rotation, taken)
     sizes = [len(source.calibration.tensors[group.name].channels) for group in taken]
     result = [np.zeros((size, size), np.float32) for size in sizes]
     sample = source.calibration.sample
     done, total = 0, sum(map(len, sample))
     for sequence in sample:
-        for stepper, values in run_sequence(session, source.bundle.config, sequence):
+        for stepper, values in inputs.steps(sequence):
             for moments, group in zip(result, taken):
-                x = values[group.value].reshape(-1, len(moments))
+                x = values[group.name].reshape(-1, len(moments))
                 x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), SMALLEST)
                 moments += x.T @ x
             report("measuring correlations", done + int(stepper.past[0]), total)

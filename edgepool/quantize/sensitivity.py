@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..exporter.lower import runnable
-from ..exporter.probe import read_graph, watch
 from . import blocks, qdq
-from .linears import Group, groups
-from .runner import CHUNK, open_graph, run_sequence
+from .inputs import LinearInputs
+from .linears import Group
 from .smooth import HALF
 from .source import Source
 
@@ -33,19 +31,11 @@ def sensitivities(source: Source, rounded: Mapping[str, np.ndarray]) -> list[Sen
 
     rounded: the INT8 values of the weights, see `rounding`.
     """
-    path = source.bundle.model_path
-    graph = runnable(read_graph(path))
-    found = groups(graph.graph)
-    watch(graph, [group.value for group in found])
-    index = [value.name for value in graph.graph.output].index("logits")
-    del graph.graph.output[index]
+    inputs = LinearInputs(source.bundle, source.weights.rotation, source.groups)
     values: dict[str, np.ndarray] = {}
-    session = open_graph(graph, path.parent)
-    for _, outputs in run_sequence(
-        session, source.bundle.config, source.calibration.sample[-1], CHUNK
-    ):
+    for _, outputs in inputs.steps(source.calibration.sample[-1]):
         values = outputs
-    return [_measure(source, group, values[group.value], rounded) for group in found]
+    return [_measure(source, group, values[group.name], rounded) for group in source.groups]
 
 
 def _measure(

@@ -3,8 +3,9 @@
 A channel j of a linear's input is divided by s[j] = a[j]^alpha / w[j]^(1 - alpha), a its largest
 |value| and w the largest |weight| that reads it, and the weights that read it are multiplied. The
 division costs nothing where what gives the channel is linear in a weight of its own: RMSNorm's, the
-rows of v_proj for o_proj's input, or those of up_proj for down_proj's. Where the LM head shares the
-embedding's table, the embedding's output is multiplied by 1/s (one Mul).
+rows of v_proj for o_proj's input, or those of up_proj for down_proj's. An LM head that shares the
+embedding's table is left alone. After `rotation` only down_proj's input, SwiGLU's product, has
+outliers of size.
 
 Unless alpha is given, each input gets the best of several: of ALPHAS, and of s[j] = max(a[j], c),
 which leaves the channels below c to each other; c is the a of a channel in the middle, or nearer to
@@ -46,13 +47,11 @@ class Smoothing:
     inputs   linear's name: its weight is multiplied per input channel
     outputs  weight's or bias's name: it is divided per output channel (RMSNorm weights too)
     groups   group's name: what its activation is divided by
-    embedding  what the embedding's output is divided by, or None
     """
 
     inputs: Vectors = field(default_factory=dict)
     outputs: Vectors = field(default_factory=dict)
     groups: Vectors = field(default_factory=dict)
-    embedding: np.ndarray | None = None
 
     def factors(self, linear: Linear, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         """What the rows and the columns of the weight, as the graph has it, are multiplied by."""
@@ -108,10 +107,8 @@ def smoothing(
             result.outputs[f"layers.{donor}.v_proj.{kind}"] = spread.reshape(heads)[:, 0].reshape(
                 -1
             )
-    scale = maker.scale([found[HEAD]])
-    result.outputs["norm.weight"] = scale
-    if config.tie_embeddings:
-        result.embedding = scale
+    if not config.tie_embeddings:
+        result.outputs["norm.weight"] = maker.scale([found[HEAD]])
     return result
 
 

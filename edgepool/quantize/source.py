@@ -1,4 +1,4 @@
-"""What every INT8 graph of a bundle is made from: its weights, its calibration, the smoothing."""
+"""What every INT8 graph of a bundle is made from: rotated weights, calibration, smoothing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..errors import BadInput
 from . import record
 from .linears import Group, groups
 from .record import Calibration
+from .rotation import RotatedWeights
 from .smooth import HALVED, Activations, Smoothing, smoothing
-from .stored import StoredWeights
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Source:
     bundle: Bundle
     config: ModelConfig
     calibration: Calibration
-    weights: StoredWeights
+    weights: RotatedWeights
     smoothing: Smoothing
     groups: tuple[Group, ...]
 
@@ -50,7 +50,7 @@ class Source:
         total = quantised = 0
         for group in self.groups:
             for linear in group.linears:
-                size = int(np.prod(self.weights.tensors[linear.weight].dims))
+                size = int(np.prod(self.weights.stored.tensors[linear.weight].dims))
                 total += size
                 quantised += size * (group.name not in float_inputs)
         return quantised / total
@@ -59,9 +59,9 @@ class Source:
 def prepare(bundle: Bundle, alpha: float | None, kv: bool) -> Source:
     """Read the bundle's calibration and find the smoothing; kv: INT8 pages and index."""
     calibration = record.read(bundle.file(record.NAME), bundle)
-    weights = StoredWeights.of(bundle.model_path)
+    weights = RotatedWeights.of(bundle)
     config = dataclasses.replace(bundle.config, kv_dtype="int8") if kv else bundle.config
-    found = groups(weights.graph)
+    found = groups(weights.stored.graph)
     missing = [group.name for group in found if group.name not in calibration.tensors]
     if missing:
         raise BadInput(

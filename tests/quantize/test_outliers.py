@@ -18,6 +18,7 @@ from edgepool.quantize.calibrate import Options as Calibration
 from edgepool.quantize.calibrate import calibrate
 from edgepool.quantize.gate import Limits
 from edgepool.quantize.quantize import Options, quantize_bundle
+from edgepool.quantize.rotation import Basis
 from edgepool.quantize.smooth import Smoothing
 from edgepool.quantize.source import Source
 from tests.exporter.models import config, weights
@@ -30,6 +31,7 @@ WITNESS = dict(
     index=IndexConfig(top_k=32),
 )
 LARGER, SMALLER = 60.0, 1 / 30  # a planted channel, and the weights that read it
+DATA = Calibration(samples=8, length=384)
 ANYTHING = Limits(perplexity=1e9, agreement=0)
 
 
@@ -61,12 +63,14 @@ def witness(tmp_path_factory: pytest.TempPathFactory) -> Path:
         byte_tokenizer(),
     )
     bundle = export(folder / "model.pt", Export(folder / "edgepool-bundle", ()))
-    calibrate(bundle.path, Calibration(samples=8, length=384))
+    calibrate(bundle.path, DATA)
     return bundle.path
 
 
-def gate_of(witness: Path, folder: Path, limits: Limits) -> dict:
+def gate_of(witness: Path, folder: Path, limits: Limits, again: bool = False) -> dict:
     path = Path(shutil.copytree(witness, folder / "edgepool-bundle"))
+    if again:
+        calibrate(path, DATA)
     return dict(quantize_bundle(path, Options(limits=limits)).manifest["quantization"])
 
 
@@ -77,7 +81,9 @@ def test_the_default_passes_the_default_gate(witness: Path, tmp_path: Path) -> N
     assert made["gate"]["perplexity_fp32"] < 0.8 * Bundle.open(witness).config.vocab_size
 
 
-@pytest.mark.parametrize(("without", "worse"), [("halves", 1.4), ("smoothing", 3)])
+@pytest.mark.parametrize(
+    ("without", "worse"), [("halves", 1.4), ("smoothing", 1.5), ("rotation", 1.2)]
+)
 def test_it_needs_what_is_done_about_outliers(
     witness: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without: str, worse: float
 ) -> None:
@@ -88,6 +94,10 @@ def test_it_needs_what_is_done_about_outliers(
 
     if without == "halves":
         monkeypatch.setattr(Source, "halved", halved)
+    elif without == "rotation":
+        monkeypatch.setattr(Basis, "turned", lambda self, x: x.astype("float32"))
+        monkeypatch.setattr(Basis, "back", Basis.turned)
     else:
         monkeypatch.setattr("edgepool.quantize.source.smoothing", lambda *_: Smoothing())
-    assert gate_of(witness, tmp_path / "without", ANYTHING)["gate"]["kl"] > worse * kl
+    made = gate_of(witness, tmp_path / "without", ANYTHING, again=without == "rotation")
+    assert made["gate"]["kl"] > worse * kl

@@ -15,7 +15,6 @@ import torch
 from onnx import TensorProto, numpy_helper
 
 from edgepool.bundle import Bundle, write_manifest
-from edgepool.checkpoint import load
 from edgepool.cli.main import main
 from edgepool.config import ModelConfig
 from edgepool.errors import BadInput
@@ -27,11 +26,15 @@ from edgepool.quantize.compare import Graph, compare
 from edgepool.quantize.embedding import for_tensorrt
 from edgepool.quantize.linears import by_name, groups
 from edgepool.quantize.quantize import NAME, Options, quantize_bundle
+from edgepool.quantize.rotation import Basis
 from edgepool.quantize.runner import Stepper, open_graph
 from edgepool.quantize.source import prepare
 
 from .conftest import LOOSE, ORIN, XAVIER, token_file
+from .reference import rotated
 from .test_smooth import scaled_weights
+
+TURN = "lm_head.turn/MatMul"  # of a tied head: the one product in float
 
 
 @pytest.fixture(scope="module", params=["sparse_bundle", "learned_bundle"])
@@ -80,18 +83,17 @@ def dequantised(stored: dict[str, np.ndarray], weight: str, turned: bool) -> tor
 def simulated(bundle: Bundle, float_inputs: tuple[str, ...]) -> Model:
     """The reference model with the weights of the INT8 graph, and inputs in fake INT8."""
     source = prepare(bundle, alpha=None, kv=False)
-    found = by_name(groups(source.weights.graph))
-    config, weights = scaled_weights(load(bundle.path.parent / "model.pt"), source.smoothing, found)
+    found = by_name(groups(source.weights.stored.graph))
+    weights = scaled_weights(rotated(source.weights), source.smoothing, found)
     stored = initializers(bundle.path / NAME)
     for group in source.groups:
         for linear in group.linears:
             weights[f"{linear.name}.weight"] = dequantised(stored, linear.weight, linear.turned)
     weights["embed.weight"] = dequantised(stored, "embed.weight", turned=True)
-    if source.smoothing.embedding is not None:
-        weights["embed.weight"] = weights["embed.weight"] / torch.from_numpy(
-            source.smoothing.embedding
-        )
-    model = Model(config)
+    turn = torch.eye(source.config.hidden_size)
+    if source.config.tie_embeddings:
+        turn = torch.from_numpy(source.weights.head_input())
+    model = Model(dataclasses.replace(bundle.config, tie_embeddings=False))
     model.load_state_dict(weights)
     for name, group in found.items():
         if group.name in float_inputs:
@@ -99,7 +101,7 @@ def simulated(bundle: Bundle, float_inputs: tuple[str, ...]) -> Model:
         divisor = source.smoothing.groups.get(group.name, np.ones(1, np.float32))
         scale = float((source.calibration.tensors[group.name].channels / divisor).max()) / 127
         if name == "lm_head":  # the model takes its weight and multiplies itself
-            model.norm.register_forward_hook(lambda _, args, out, s=scale: fake(out, s))
+            model.norm.register_forward_hook(lambda _, args, out, s=scale: fake(out @ turn, s))
         else:
             part, rounds = model.get_submodule(name), halves if "down_proj" in name else fake
             part.register_forward_pre_hook(lambda _, args, s=scale, f=rounds: (f(args[0], s),))
@@ -139,7 +141,8 @@ def test_it_stays_close_to_fp32_and_int8_pages_cost_little(quantised: Path) -> N
     assert same.perplexity_increase == pytest.approx(0, abs=1e-6)
     assert same.agreement == 100
     assert all(layer.relative == 0 for layer in same.layers.values())
-    result = compare(fp32, Graph(quantised / NAME, int8_config(bundle)), ids)
+    basis = Basis(bundle.config.hidden_size)
+    result = compare(fp32, Graph(quantised / NAME, int8_config(bundle), basis), ids)
     assert result.predicted == len(ids) - 1
     assert len(result.layers) == bundle.config.num_layers
     assert all(0 < layer.relative < 0.2 for layer in result.layers.values())
@@ -154,7 +157,7 @@ def test_every_linear_weight_is_int8_with_a_scale_per_output(quantised: Path) ->
     graph = onnx.load(quantised / NAME).graph
     stored = initializers(quantised / NAME)
     made_by = {name: node for node in graph.node for name in node.output}
-    found = [n for n in graph.node if n.op_type in ("MatMul", "Gemm") and not n.domain]
+    found = [n for n in graph.node if n.op_type in ("MatMul", "Gemm") and n.name != TURN]
     original = groups(graph_of_fp32(quantised))
     assert len(found) == sum(len(group.linears) for group in original)
     for node in found:
@@ -169,7 +172,7 @@ def test_every_linear_weight_is_int8_with_a_scale_per_output(quantised: Path) ->
         assert np.abs(weight).max(1 - axis).min() > 110  # every channel uses its range
         assert weight.min() >= -127
     floats = [name for name, array in stored.items() if array.dtype == np.float32]
-    assert all(stored[name].ndim < 2 or "index." in name for name in floats)
+    assert all(stored[n].ndim < 2 or "index." in n or n == "lm_head.turn" for n in floats)
 
 
 def test_activations_have_one_scale_and_a_zero_point(quantised: Path) -> None:
@@ -189,7 +192,8 @@ def test_activations_have_one_scale_and_a_zero_point(quantised: Path) -> None:
         scale, zero = (stored[name] for name in node.input[1:])
         assert scale.shape == zero.shape == ()
         assert (scale.dtype, zero.dtype, int(zero)) == (np.float32, np.int8, 0)
-    inputs = [made_by[n.input[0]].op_type for n in graph.node if n.op_type in ("MatMul", "Gemm")]
+    products = [n for n in graph.node if n.op_type in ("MatMul", "Gemm") and n.name != TURN]
+    inputs = [made_by[n.input[0]].op_type for n in products]
     assert set(inputs) == {"DequantizeLinear"}
     for group in halved:
         both = next(n for n in graph.node if n.name == f"{group.name}/Concat")
@@ -223,7 +227,7 @@ def test_tensorrt_8_gets_float_weights_and_pairs(bundle: Path) -> None:
             assert not numpy_helper.to_array(tensor).any()  # a zero point
     made_by = {name: node for node in graph.node for name in node.output}
     for node in graph.node:
-        if node.op_type in ("MatMul", "Gemm"):
+        if node.op_type in ("MatMul", "Gemm") and node.name != TURN:
             pair = made_by[node.input[1]]
             assert pair.op_type == "DequantizeLinear"
             assert made_by[pair.input[0]].op_type == "QuantizeLinear"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -36,15 +36,22 @@ def smoothed(
     squares = {name: (x / 4) ** 2 for name, x in channels.items()}
     activations = Activations(channels, squares)
     result = smoothing(checkpoint.config, found, activations, weights.read, alpha)
-    return *scaled_weights(checkpoint, result, by_name(found)), result
+    config = dataclasses.replace(checkpoint.config, tie_embeddings=False)
+    return config, scaled_weights(untied(checkpoint), result, by_name(found)), result
+
+
+def untied(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    """The checkpoint's weights; a tied head becomes a table of its own."""
+    weights = {name: x.float().clone() for name, x in checkpoint.weights.items()}
+    weights.setdefault("lm_head.weight", weights["embed.weight"].clone())
+    return weights
 
 
 def scaled_weights(
-    checkpoint: Checkpoint, smooth: Smoothing, linears: Collection[str]
-) -> tuple[ModelConfig, dict[str, torch.Tensor]]:
-    """The checkpoint's weights after smoothing; a tied head becomes a table of its own."""
-    weights = {name: x.float().clone() for name, x in checkpoint.weights.items()}
-    weights.setdefault("lm_head.weight", weights["embed.weight"])
+    original: Mapping[str, torch.Tensor], smooth: Smoothing, linears: Collection[str]
+) -> dict[str, torch.Tensor]:
+    """Weights as modules have them, after smoothing."""
+    weights = dict(original)
     for name, x in weights.items():
         if name.removesuffix(".weight") in linears:
             linear = Linear(name.removesuffix(".weight"), "", name, "", turned=True)
@@ -52,7 +59,7 @@ def scaled_weights(
             weights[name] = torch.from_numpy(blocks.scaled(x.numpy(), rows, columns))
         elif x.dim() == 1:
             weights[name] = torch.from_numpy(smooth.vector(name, x.numpy()))
-    return dataclasses.replace(checkpoint.config, tie_embeddings=False), weights
+    return weights
 
 
 def matrix_inputs(group: Group, weights: StoredWeights) -> int:
