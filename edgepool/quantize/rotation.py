@@ -33,7 +33,7 @@ NORMS = ("norm", "attn_norm", "mlp_norm")  # of the residual stream
 
 @dataclass(frozen=True)
 class Basis:
-    """An orthogonal R [n,n]: random signs, then cosine and Hadamard transforms, n = odd * 2^k.
+    """An orthogonal R [n,n]: random signs, then Hadamard and cosine transforms, n = 2^k * odd.
 
     Every channel of x R has an equal or nearly equal part of every channel of x.
     """
@@ -42,36 +42,43 @@ class Basis:
 
     def turned(self, x: np.ndarray) -> np.ndarray:
         """x R over the last axis, float32."""
-        return self._hadamard(x * self._signs, self._cosines)
+        signs, left, right = self._factors
+        return _product(x * signs, left, right)
 
     def back(self, x: np.ndarray) -> np.ndarray:
         """x R^T over the last axis, float32."""
-        return self._hadamard(x, self._cosines.T) * self._signs
+        signs, left, right = self._factors
+        return _product(x, left, right.T) * signs
 
     @cached_property
-    def _signs(self) -> np.ndarray:
+    def _factors(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Signs [n], and two factors of like size of which the rest of R is the Kronecker product.
+
+        The left one is symmetric. The right one has the cosines, an orthonormal DCT-II.
+        """
+        power = self.size & -self.size
+        odd, some = self.size // power, 1 << (power.bit_length() - 1) // 2
         # RandomState: numpy keeps its stream for ever
-        return np.random.RandomState(0).choice(np.array([-1, 1], np.float32), self.size)
-
-    @cached_property
-    def _cosines(self) -> np.ndarray:
-        """The orthonormal DCT-II of the odd part, with the Hadamard transform's 1 / sqrt(2^k)."""
-        odd = self.size // (self.size & -self.size)
+        signs = np.random.RandomState(0).choice(np.array([-1, 1], np.float32), self.size)
         at = np.arange(odd)
-        matrix = np.cos(np.pi * np.outer(at, 2 * at + 1) / (2 * odd)) * np.sqrt(2 / self.size)
-        matrix[0] /= np.sqrt(2)
-        return matrix.astype(np.float32)
+        cosines = np.cos(np.pi * np.outer(at, 2 * at + 1) / (2 * odd)) * np.sqrt(2 / odd)
+        cosines[0] /= np.sqrt(2)
+        right = np.kron(_hadamard(power // some), cosines)
+        return signs, _hadamard(some).astype(np.float32), right.astype(np.float32)
 
-    def _hadamard(self, x: np.ndarray, cosines: np.ndarray) -> np.ndarray:
-        """The Hadamard transform of 2^k, which is its own inverse, and `cosines` on what is odd."""
-        odd = len(cosines)
-        result = x.astype(np.float32, copy=False).reshape(-1, odd) @ cosines
-        step = odd
-        while step < self.size:
-            first, second = np.moveaxis(result.reshape(-1, 2, step), 1, 0)
-            result = np.stack([first + second, first - second], 1)
-            step *= 2
-        return result.reshape(x.shape)
+
+def _hadamard(size: int) -> np.ndarray:
+    """The orthonormal Hadamard transform of a power of two (Sylvester's)."""
+    matrix = np.ones((1, 1))
+    while len(matrix) < size:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return matrix / np.sqrt(size)
+
+
+def _product(x: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """x (left kron right) over the last axis, in n^1.5 operations; left is symmetric."""
+    inner = x.astype(np.float32, copy=False).reshape(-1, len(right)) @ right
+    return np.matmul(left, inner.reshape(-1, len(left), len(right))).reshape(x.shape)
 
 
 @dataclass(frozen=True)
