@@ -24,7 +24,7 @@ def command(
     data: Optional[List[Path]] = typer.Option(
         None, help="Text to judge by, as for calibrate; default: what calibration held out."
     ),
-    tokens: int = typer.Option(2048, help="How many tokens of it to judge by."),
+    tokens: int = typer.Option(4096, help="How many tokens of it to judge by."),
     max_perplexity: float = typer.Option(
         1.0, help="The most that perplexity may rise, in per cent."
     ),

@@ -17,7 +17,7 @@ from .page import page
 from .sensitivity import Sensitivity
 from .source import Source
 
-TOKENS = 2048  # of held-out text
+TOKENS = 4096  # of held-out text: all that calibration keeps back
 REPORT, PAGE = "quantization.json", "quantization.html"
 REPORTS = (REPORT, PAGE)
 NAMED = 3  # layers that a failure names
