@@ -168,20 +168,16 @@ class _Editor:
         self.add(_node("Mul", half, [f"{half}/Sub", self._constant("half", np.float32(HALF))]))
         self.add(_node("Unsqueeze", name, [node.input[0], first]))
         self.add(_node("Unsqueeze", half, [f"{half}/Mul", first]))
-        both = helper.make_attribute("axis", 0)
         self.add(_node("Concat", name, [f"{name}/Unsqueeze", f"{half}/Unsqueeze"]))
-        self._graph.node[-1].attribute.append(both)
+        self._graph.node[-1].attribute.append(helper.make_attribute("axis", 0))
         node.input[0] = self.activation(name, f"{name}/Concat", scale)
         node.output[0] = f"{name}.both"
         self.add(node)
-        for scope, index in ((name, 0), (half, 1)):
-            at = self._constant(f"index_{index}", np.array(index, np.int64))
-            self.add(_node("Gather", scope, [f"{name}.both", at]))
-            self._graph.node[-1].attribute.append(both)
-        inverse = self._constant("half_inverse", np.float32(1 / HALF))
-        self.add(_node("Mul", f"{half}.part", [f"{half}/Gather", inverse]))
-        parts = [f"{name}/Gather", f"{half}.part/Mul"]
-        self.add(helper.make_node("Add", parts, [result], f"{name}/Add"))
+        parts = np.array([1, 1 / HALF], np.float32).reshape(2, 1, 1, 1)
+        self.add(_node("Mul", f"{name}.both", [f"{name}.both", self._constant("parts", parts)]))
+        total = helper.make_node("ReduceSum", [f"{name}.both/Mul", first], [result], keepdims=0)
+        total.name = f"{name}/ReduceSum"
+        self.add(total)
 
     def weight(self, linear: Linear) -> str:
         """The linear's weight, dequantised; a table that two nodes read is stored once."""
