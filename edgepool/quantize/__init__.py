@@ -1,1 +1,1 @@
-"""INT8: calibration, SmoothQuant, explicit Q/DQ, and the gates that say what it costs."""
+"""INT8: calibration, rotation, SmoothQuant, explicit Q/DQ, and the gates that say what it costs."""
