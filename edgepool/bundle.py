@@ -30,7 +30,7 @@ FORMAT, VERSION = "edgepool-bundle", 1
 DEFAULT = "edgepool-bundle"
 MANIFEST = "manifest.json"
 MODEL = "model.onnx"  # the graph in the bundle's own float type
-# Graphs by precision, where that is not the bundle's own; in the folder of a variant too.
+# Graphs by precision, in the folder of a variant too. The bundle's own precision has MODEL.
 GRAPHS = {"fp32": MODEL, "fp16": "model.fp16.onnx", "int8": "model.int8.onnx"}
 ENGINES = "engines"  # folder of `edgepool build-engine`
 LARGEST_MANIFEST = 64 << 20

@@ -108,10 +108,9 @@ def activation_scale(group: Group, tensor: Tensor, smoothing: Smoothing) -> floa
 
 
 def factors(
-    read: Read, smoothing: Smoothing, linear: Linear
+    matrix: np.ndarray, smoothing: Smoothing, linear: Linear
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of a stored weight: what its rows and columns are multiplied by; scales of its outputs."""
-    matrix = read(linear.weight)
     rows, columns = smoothing.factors(linear, matrix.shape)
     amax = blocks.largest(matrix, rows, columns, axis=1 if linear.turned else 0)
     scale = np.where(amax > 0, amax / np.float32(LEVELS), np.float32(1)).astype(np.float32)
@@ -184,8 +183,8 @@ class _Editor:
         if linear.weight in self._dequantised:
             return self._dequantised[linear.weight]
         axis = 0 if linear.turned else 1
-        rows, columns, scale = factors(self._read, self._smoothing, linear)
-        stored, scope = self._stored(linear, rows, columns, scale), f"{linear.name}.weight"
+        stored, scale = self._stored(linear)
+        scope = f"{linear.name}.weight"
         scale_name = self._put(f"{linear.weight}_scale", scale)
         # One of its own: where ONNX Runtime makes a weight unsigned, it changes the zero point too.
         zero = self._constant(f"{linear.weight}_zero_point", np.zeros(len(scale), np.int8))
@@ -207,8 +206,7 @@ class _Editor:
             return
         ids = gather.input[1]
         linear = Linear("embed", gather.name, EMBEDDING, ids, turned=True)
-        rows, columns, scale = factors(self._read, self._smoothing, linear)
-        self._stored(linear, rows, columns, scale)
+        _, scale = self._stored(linear)
         scales = self._put(f"{EMBEDDING}_scale", scale)
         last = self._constant("last_axis", np.array([-1], np.int64))
         self.add(_node("Gather", "embed.stored", [EMBEDDING, ids]))
@@ -236,18 +234,18 @@ class _Editor:
             self._graph.input.append(value)
         return Int8Graph(self._model, list(self._weights.values()))
 
-    def _stored(
-        self, linear: Linear, rows: np.ndarray, columns: np.ndarray, scale: np.ndarray
-    ) -> str:
-        """Register what the file holds of a weight: INT8, or FP32 that is smoothed."""
-        name = linear.weight
-        if name in self._weights:
-            return name
-        shape = tuple(self._read(name).shape)
-        dtype = TensorProto.FLOAT if self._pairs else TensorProto.INT8
-        make = partial(self._made, linear, rows, columns, scale)
-        self._weights[name] = _computed(name, shape, dtype, make)
-        return name
+    def _stored(self, linear: Linear) -> tuple[str, np.ndarray]:
+        """Register what the file holds of a weight, INT8 or the FP32 that it stands for.
+
+        Returns its name and the scales of its outputs.
+        """
+        name, matrix = linear.weight, self._read(linear.weight)
+        rows, columns, scale = factors(matrix, self._smoothing, linear)
+        if name not in self._weights:
+            dtype = TensorProto.FLOAT if self._pairs else TensorProto.INT8
+            make = partial(self._made, linear, rows, columns, scale)
+            self._weights[name] = _computed(name, matrix.shape, dtype, make)
+        return name, scale
 
     def _made(
         self, linear: Linear, rows: np.ndarray, columns: np.ndarray, scale: np.ndarray

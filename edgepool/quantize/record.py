@@ -105,7 +105,8 @@ def read(path: Path, bundle: Bundle) -> Calibration:
         record = json.loads(text)
         if record["format"] != FORMAT or record["version"] != VERSION:
             raise BadInput(
-                f"{path}: version {record['version']!r} of a calibration: calibrate again"
+                f"{path}: version {record['version']!r} of a calibration, and this edgepool reads "
+                f"version {VERSION}: run `edgepool calibrate` on {bundle.path} again"
             )
         if record["model"] != model_digest(bundle):
             raise BadInput(

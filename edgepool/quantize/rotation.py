@@ -35,7 +35,7 @@ NORMS = ("norm", "attn_norm", "mlp_norm")  # of the residual stream
 class Basis:
     """An orthogonal R [n,n]: random signs, then Hadamard and cosine transforms, n = 2^k * odd.
 
-    Every channel of x R has an equal or nearly equal part of every channel of x.
+    No channel of x R takes more than sqrt(2) times its equal part of any channel of x.
     """
 
     size: int

@@ -118,7 +118,7 @@ def _rounded_linear(
     source: Source, linear: Linear, order: np.ndarray, feedback: np.ndarray
 ) -> np.ndarray:
     matrix = source.weights.read(linear.weight)
-    rows, columns, scale = qdq.factors(source.weights.read, source.smoothing, linear)
+    rows, columns, scale = qdq.factors(matrix, source.smoothing, linear)
     result = np.empty(matrix.shape, np.int8)
     for begin in range(0, len(scale), OUTPUTS):
         part = slice(begin, begin + OUTPUTS)

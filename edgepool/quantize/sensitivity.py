@@ -51,7 +51,7 @@ def _measure(
     signal = from_inputs = from_weights = 0.0
     for linear in group.linears:
         matrix, whole = source.weights.read(linear.weight), rounded[linear.weight]
-        rows, columns, step = qdq.factors(source.weights.read, source.smoothing, linear)
+        rows, columns, step = qdq.factors(matrix, source.smoothing, linear)
         if linear.turned:  # [out, in]: the vocabulary, a sample of which says enough
             some = slice(None, None, max(1, len(matrix) // 4096))
             exact = blocks.scaled(matrix[some], rows[some], columns).T
