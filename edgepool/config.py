@@ -40,6 +40,12 @@ class RopeScaling:
     attention_factor: Optional[float] = None
     truncate: bool = True
 
+    @property
+    def context(self) -> int:
+        """Tokens that the factor stretches the original context to, as many as positions count."""
+        longest = (1 << 31) - 1
+        return int(min(longest, self.factor * min(self.original_max_context, longest)))
+
 
 @dataclass(frozen=True)
 class IndexConfig:

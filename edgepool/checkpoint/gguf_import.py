@@ -166,7 +166,7 @@ def _fields(keys: _Keys) -> dict[str, Any]:
     scaling = _scaling(keys, head_dim, theta)
     context = keys.integer("context_length")
     if scaling and scaling.kind == "yarn":
-        context = max(context, int(scaling.factor * scaling.original_max_context))
+        context = max(context, scaling.context)
     smollm3 = keys.architecture == "smollm3"
     interval = SMOLLM3_INTERVAL if smollm3 else layers + 1
     bos, ends = end_tokens(file.path, file.metadata)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -54,7 +55,8 @@ class Table:
 
     def number(self, key: str, default: Optional[float] = None) -> float:
         value = self._get(key, default)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not 0 < value <= sys.float_info.max:
             raise self.bad(key, "a positive number")
         return float(value)
 
@@ -92,7 +94,7 @@ def read_config(config: Table) -> tuple[Family, dict[str, Any]]:
         raise config.bad("num_hidden_layers", f"at most {MAX_LAYERS}")
     theta, scaling = _rope(config, family, context)
     if scaling is not None and scaling.kind == "yarn":
-        context = max(context, int(scaling.factor * scaling.original_max_context))
+        context = max(context, scaling.context)
     return family, {
         "vocab_size": config.integer("vocab_size"),
         "hidden_size": hidden,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -391,6 +393,16 @@ ROPE_KEYS = ["rope_type", "type", *LLAMA3, "beta_fast", "mscale", "mscale_all_di
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_folder(hf_model("smollm3"), tmp_path_factory.mktemp("hf") / "model")
+
+
+@pytest.mark.parametrize("factor", [7e305, 10**400, 1e-300])
+def test_a_factor_beyond_all_numbers(shared: Path, tmp_path: Path, factor: float) -> None:
+    folder = Path(shutil.copytree(shared, tmp_path / "model"))
+    record = json.loads((folder / "config.json").read_text())
+    record["rope_parameters"] = {**YARN, "rope_theta": 1e4, "factor": factor}
+    (folder / "config.json").write_text(json.dumps(record))
+    with contextlib.suppress(BadInput):
+        assert open_source(folder).fields["max_context"] < 1 << 31
 
 
 @settings(
