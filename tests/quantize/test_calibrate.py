@@ -169,6 +169,14 @@ def test_a_damaged_calibration_is_refused(bundle: Path, damage: str) -> None:
         record.read(path, _opened(bundle))
 
 
+def test_a_calibration_before_rotation_is_refused(bundle: Path) -> None:
+    calibrate(bundle, Options(samples=2, length=32))
+    path = bundle / record.NAME
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 2}))
+    with pytest.raises(BadInput, match="version 2 of a calibration, .*run `edgepool calibrate`"):
+        record.read(path, _opened(bundle))
+
+
 def _opened(path: Path) -> Bundle:
     manifest = json.loads((path / "manifest.json").read_text())
     return Bundle(path, manifest, ModelConfig.from_dict(manifest["config"]))
